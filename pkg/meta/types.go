@@ -1,0 +1,124 @@
+package meta
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+)
+
+// LedgerState orders a ledger's life; it never goes back.
+type LedgerState uint8
+
+// The states of a ledger.
+const (
+	LedgerOpen LedgerState = iota
+	LedgerInRecovery
+	LedgerClosed
+	LedgerDeleting
+)
+
+// String returns the state's name as the CLI prints it.
+func (s LedgerState) String() string {
+	switch s {
+	case LedgerOpen:
+		return "OPEN"
+	case LedgerInRecovery:
+		return "IN_RECOVERY"
+	case LedgerClosed:
+		return "CLOSED"
+	case LedgerDeleting:
+		return "DELETING"
+	}
+	return fmt.Sprintf("LedgerState(%d)", uint8(s))
+}
+
+// Slot is one place in an ensemble: the identity of the data, and its zone as of placement.
+type Slot struct {
+	UUID entry.StorageUUID
+	Zone string
+}
+
+// Fragment is a stretch of a ledger, from First on, with one ensemble.
+type Fragment struct {
+	First entry.EntryID
+	Slots []Slot
+}
+
+// Replication is how a ledger is copied. E ≥ Qw ≥ Qa ≥ 1; MinZones ≤ Qa, 0 and 1 mean "any zones".
+type Replication struct {
+	Ensemble    int // E
+	WriteQuorum int // Qw
+	AckQuorum   int // Qa
+	MinZones    int
+}
+
+// ReplicaIntent names a bookie that a repair is copying a fragment to.
+type ReplicaIntent struct {
+	Target   entry.StorageUUID
+	Fragment entry.EntryID // its First
+	Deadline time.Time
+}
+
+// Ledger is a ledger's record. Values returned by this package are the caller's to change; they share nothing.
+type Ledger struct {
+	ID    entry.LedgerID
+	State LedgerState
+	Term  entry.Term
+	Nonce uint64 // the writer's
+	Replication
+	Fragments []Fragment
+	// Last and Length are set when the ledger is closed. Length counts each entry's body once, in bytes.
+	Last   entry.EntryID
+	Length int64
+	// LastOp identifies the transaction that wrote the record, so that an ambiguous one can tell its own.
+	LastOp  uint64
+	Pending []ReplicaIntent
+	Chain   ChainID
+	// Rev is the etcd revision the record was read at.
+	Rev int64
+}
+
+// BundleID names a bundle: "tenant/namespace/n" with a number that is never reused.
+type BundleID string
+
+// ChainID names a chain of ledgers: a topic partition's data log or a bundle's state log.
+type ChainID string
+
+// DataChain names the data log of partition index of topic (index 0 of a topic without partitions).
+func DataChain(topic entry.UUID, index int) ChainID {
+	return ChainID(fmt.Sprintf("topic/%s/%d/data", topic, index))
+}
+
+// StateChain names the state log of a bundle.
+func StateChain(b BundleID) ChainID { return ChainID("bundle/" + string(b) + "/state") }
+
+// Run is a chain's use of one ledger.
+type Run struct {
+	Ledger entry.LedgerID
+	First  entry.Offset // of its first message; set when the ledger is opened
+	// The rest is set when the ledger is closed.
+	Closed  bool
+	End     entry.Offset // offset after its last message
+	MaxTime int64        // newest broker time in it, Unix milliseconds; 0 when empty
+	Bytes   int64
+}
+
+// Chain is a chain's record: its runs, oldest first, and what survives their trimming.
+type Chain struct {
+	ID     ChainID
+	Bundle BundleID
+	Runs   []Run
+	// NextOffset is a floor of the next offset: the end of the last closed run.
+	NextOffset entry.Offset
+	// LastLedger is the highest ledger id that the chain ever had; 0 when none.
+	LastLedger entry.LedgerID
+	// Rev is the etcd revision the record was read at; 0 means that it does not exist yet.
+	Rev int64
+}
+
+// Guard is the proof of ownership that every owner's transaction compares.
+type Guard struct {
+	Bundle BundleID
+	Epoch  entry.Epoch
+}
