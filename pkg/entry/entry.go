@@ -29,7 +29,7 @@ func MakeLedgerID(generation uint16, sequence uint64) LedgerID {
 }
 
 // Generation returns the restore generation the id was reserved under.
-func (l LedgerID) Generation() uint16 { return uint16(l >> LedgerSequenceBits) } //nolint:gosec // the high bit is 0, so 15 bits remain
+func (l LedgerID) Generation() uint16 { return uint16(l >> LedgerSequenceBits) }
 
 // EntryID numbers the entries of one ledger from 0 without gaps. [NoEntry] stands for "before the first".
 type EntryID int64
@@ -153,6 +153,6 @@ func UpdateCRC32C(crc uint32, b []byte) uint32 { return crc32.Update(crc, castag
 func Checksum(l LedgerID, e EntryID, body []byte) uint32 {
 	var id [16]byte
 	binary.BigEndian.PutUint64(id[:8], uint64(l))
-	binary.BigEndian.PutUint64(id[8:], uint64(e)) //nolint:gosec // two's complement is the format
+	binary.BigEndian.PutUint64(id[8:], uint64(e)) // two's complement is the format
 	return crc32.Update(crc32.Checksum(id[:], castagnoli), castagnoli, body)
 }

@@ -1,0 +1,70 @@
+# Penstock's build. Everything needs only Go and make. `make help` lists the targets.
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+export CGO_ENABLED ?= 0
+VERSION   ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS   := -X main.version=$(VERSION)
+TOOLBIN   := $(CURDIR)/bin/tools
+PROGRAMS  := broker bookie penstock
+
+##@ Use
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN{FS=":.*## "} /^##@/{printf "\n%s\n", substr($$0,5)} /^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build ## messages survive the death of their broker and of a bookie
+	bin/penstock demo
+
+.PHONY: run
+run: build ## a standalone cluster in this terminal, data in ./penstock-data
+	bin/penstock standalone
+
+##@ Build
+
+.PHONY: build
+build: bin/etcd ## bin/broker, bin/bookie, bin/penstock, bin/etcd
+	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
+
+bin/etcd: tools/go.mod
+	cd tools && go build -trimpath -o ../bin/etcd go.etcd.io/etcd/server/v3
+
+.PHONY: generate
+generate: tools ## generated Go from api/*.proto
+	PATH="$(TOOLBIN):$$PATH" buf generate
+
+.PHONY: clean
+clean: ## what was built
+	rm -rf bin
+
+##@ Check
+
+.PHONY: test
+test: build ## every test but the long runs, with the race detector
+	CGO_ENABLED=1 go test -race -timeout 20m ./api/... ./cmd/... ./pkg/...
+	CGO_ENABLED=1 go test -race -count=1 -timeout 20m ./integration/...
+
+.PHONY: check
+check: tools ## linters, buf lint, generated code and go.mod up to date
+	"$(TOOLBIN)/golangci-lint" run ./...
+	PATH="$(TOOLBIN):$$PATH" buf lint
+	@before=$$(mktemp -d); trap 'rm -rf "$$before"' EXIT; cp -r api "$$before/"; \
+	PATH="$(TOOLBIN):$$PATH" buf generate; \
+	diff -r "$$before/api" api || { echo "generated code is out of date: run make generate and commit" >&2; exit 1; }
+	go mod tidy -diff
+	cd tools && go mod tidy -diff
+
+.PHONY: bench
+bench: ## Go benchmarks of the data path, with allocations
+	go test -run '^$$' -bench . -benchmem $(BENCHFLAGS) ./pkg/...
+
+.PHONY: tools
+tools: $(TOOLBIN)/.stamp
+
+$(TOOLBIN)/.stamp: tools/go.mod
+	mkdir -p $(TOOLBIN)
+	cd tools && GOBIN="$(TOOLBIN)" go install tool
+	touch $@
