@@ -88,7 +88,6 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	ec.MaxWalFiles = 1
 	ec.AutoCompactionMode = embed.CompactorModeRevision
 	ec.AutoCompactionRetention = strconv.Itoa(cfg.KeepRevisions)
-	ec.MaxTxnOps = 1024
 	ec.EnableGRPCGateway = false
 	// Clients ping at a few seconds to notice a dead server; etcd's default would call that abuse.
 	ec.GRPCKeepAliveMinTime = time.Second
