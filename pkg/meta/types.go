@@ -122,3 +122,19 @@ type Guard struct {
 	Bundle BundleID
 	Epoch  entry.Epoch
 }
+
+// Closing says how a ledger ends, under T3's guards by its writer or T5's by a recovery.
+type Closing struct {
+	// Ledger as last seen: its writer's (T3), or as [Store.StartRecovery] returned it (T5).
+	Ledger Ledger
+	Last   entry.EntryID
+	Length int64
+	// Tail, of a recovery: fragments that replace the ledger's from Tail[0].First on; empty keeps them.
+	Tail []Fragment
+	// End is the offset after the ledger's last message; MaxTime its newest broker time, Unix milliseconds.
+	End     entry.Offset
+	MaxTime int64
+	// Recovery selects T5, which needs state IN_RECOVERY and Term.
+	Recovery bool
+	Term     entry.Term
+}
