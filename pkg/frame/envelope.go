@@ -28,6 +28,9 @@ type Flags uint16
 const (
 	// FlagMarker: the entry is a marker for brokers; it takes offsets but is not delivered.
 	FlagMarker Flags = 1 << 0
+	// FlagDedup: the producer field takes part in deduplication; an owner that rebuilds what it knows of
+	// producers reads it.
+	FlagDedup Flags = 1 << 1
 )
 
 // fixedEnvelope is the length of the part of an envelope that is always there.
