@@ -19,7 +19,7 @@ const module = "github.com/penstock-mq/penstock"
 var floors = [][]string{
 	{"pkg/entry", "pkg/vfs", "pkg/budget", "pkg/hash", "pkg/topicname"},
 	{"pkg/frame", "pkg/bookiewire", "pkg/segment", "pkg/quorum", "pkg/meta", "pkg/lease"},
-	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client"},
+	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership"},
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},
 	{"pkg/topic", "pkg/statelog"},
 	{"pkg/broker", "pkg/repair"},
