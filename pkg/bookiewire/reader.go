@@ -167,3 +167,18 @@ func (r *Reader) take(n, have int) *slab {
 	// At most twice what has arrived, so that a header alone cannot make us allocate what it claims.
 	return &slab{buf: make([]byte, min(n, max(2*have, r.size)))}
 }
+
+// Own returns f with bytes that are the caller's for good: a copy of a small frame, and for one that fills most
+// of its slab the slab itself, which is then not used again.
+func (f Frame) Own() Frame {
+	if f.slab == nil {
+		return f
+	}
+	if 2*len(f.raw) > len(f.slab.buf) {
+		f.slab.refs.Add(1)
+	} else {
+		f.raw = append([]byte(nil), f.raw...)
+	}
+	f.slab = nil
+	return f
+}

@@ -1,0 +1,263 @@
+package bookieclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+)
+
+// exchange is what travels over a link: adds or requests. It keeps what is queued and what is in flight, and
+// answers each exactly once.
+type exchange interface {
+	// empty reports whether nothing awaits an answer.
+	empty() bool
+	// encode moves queued requests to those in flight and appends their frames; false if there were none.
+	encode(e *bookiewire.Encoder, now time.Time) bool
+	// handle takes an answer and calls done. An error breaks the connection.
+	handle(f bookiewire.Frame) error
+	// overdue looks for answers that are late. An error breaks the connection.
+	overdue(now time.Time) error
+	// fail answers everything, queued or in flight.
+	fail(err *bookiewire.Error)
+}
+
+// link is a connection to one bookie for one use, when there is one.
+type link struct {
+	c    *Client
+	to   entry.StorageUUID
+	use  bookiewire.Use
+	ex   exchange
+	wake chan struct{}
+
+	// Owned by run.
+	backoff   time.Duration
+	notBefore time.Time
+	lastErr   *bookiewire.Error
+}
+
+const (
+	// batchBytes is how much is encoded for one writev; what is queued meanwhile makes the next.
+	batchBytes = 1 << 20
+	addSlab    = 8 << 10
+	replySlab  = 64 << 10
+)
+
+func (l *link) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			l.ex.fail(disconnected("client is closed"))
+			return
+		case <-l.wake:
+		}
+		if l.ex.empty() {
+			continue
+		}
+		if time.Now().Before(l.notBefore) {
+			l.ex.fail(l.lastErr)
+			continue
+		}
+		conn, err := l.connect(ctx)
+		if err != nil {
+			l.failed(err)
+			l.ex.fail(err)
+			continue
+		}
+		if l.lastErr != nil {
+			l.c.log.Info("bookie reached again", slog.String("storage", l.to.String()), slog.String("addr", conn.RemoteAddr().String()))
+		}
+		l.lastErr = nil
+		l.c.metrics.connections.Inc()
+		answered, cause := l.serve(ctx, conn)
+		l.c.metrics.connections.Dec()
+		l.c.metrics.disconnects.Inc()
+		err = disconnected("connection lost: " + cause.Error())
+		if answered {
+			l.backoff = 0
+		} else {
+			l.failed(err)
+		}
+		l.ex.fail(err)
+	}
+}
+
+// failed makes the next attempt wait, and logs the first failure of a row.
+func (l *link) failed(err *bookiewire.Error) {
+	l.backoff = min(max(2*l.backoff, l.c.cfg.BackoffMin), l.c.cfg.BackoffMax)
+	jittered := l.backoff/2 + rand.N(l.backoff/2+1)
+	l.notBefore = time.Now().Add(jittered)
+	if l.lastErr == nil && l.c.ctx.Err() == nil {
+		l.c.log.Warn("bookie cannot be reached", slog.String("storage", l.to.String()), slog.String("error", err.Detail))
+	}
+	l.lastErr = err
+}
+
+// connect dials and shakes hands.
+func (l *link) connect(ctx context.Context) (net.Conn, *bookiewire.Error) {
+	addr, ok := l.c.resolve(l.to)
+	if !ok {
+		return nil, disconnected("no address known for storage " + l.to.String())
+	}
+	dialCtx, cancel := context.WithTimeout(ctx, l.c.cfg.DialTimeout)
+	defer cancel()
+	conn, err := l.c.cfg.Dial(dialCtx, addr)
+	if err != nil {
+		return nil, disconnected(fmt.Sprintf("connect to %s: %v", addr, err))
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	w, err := l.shakeHands(conn)
+	if err != nil {
+		_ = conn.Close()
+		return nil, disconnected(fmt.Sprintf("shake hands with %s: %v", addr, err))
+	}
+	if w.Code == bookiewire.OK && (w.Storage != l.to || w.Cluster != l.c.cfg.Cluster) {
+		w.Code, w.Detail = bookiewire.Unknown, fmt.Sprintf("%s is storage %s of cluster %s", addr, w.Storage, w.Cluster)
+	}
+	if w.Code != bookiewire.OK {
+		_ = conn.Close()
+		return nil, &bookiewire.Error{Code: w.Code, Detail: w.Detail}
+	}
+	return conn, nil
+}
+
+func (l *link) shakeHands(conn net.Conn) (bookiewire.Welcome, error) {
+	if err := conn.SetDeadline(time.Now().Add(l.c.cfg.HandshakeTimeout)); err != nil {
+		return bookiewire.Welcome{}, err
+	}
+	hello, err := bookiewire.AppendHello(nil, bookiewire.Hello{
+		MinVersion: bookiewire.Version, MaxVersion: bookiewire.Version, Use: l.use, Cluster: l.c.cfg.Cluster, Storage: l.to,
+	})
+	if err != nil {
+		return bookiewire.Welcome{}, err
+	}
+	if _, err := conn.Write(hello); err != nil {
+		return bookiewire.Welcome{}, err
+	}
+	w, err := bookiewire.ReadWelcome(conn)
+	if err != nil {
+		return bookiewire.Welcome{}, err
+	}
+	if w.Code == bookiewire.OK && w.Version != bookiewire.Version {
+		return bookiewire.Welcome{}, fmt.Errorf("bookie chose protocol version %d, offered was %d", w.Version, bookiewire.Version)
+	}
+	return w, conn.SetDeadline(time.Time{})
+}
+
+// errClosed is why a connection ends when the client is closed.
+var errClosed = errors.New("client is closed")
+
+// serve sends what is queued and hands over answers until the connection breaks. It reports whether the bookie
+// answered anything, and why it ended. When it returns, nobody looks at the bodies in flight any more.
+func (l *link) serve(ctx context.Context, conn net.Conn) (answered bool, cause error) {
+	var heard atomic.Int64 // when something was read last: nanoseconds since start
+	start := time.Now()
+	var frames atomic.Bool
+	readErr := make(chan error, 1)
+	go func() {
+		readErr <- l.receive(conn, func() {
+			frames.Store(true)
+			heard.Store(int64(time.Since(start)))
+		})
+	}()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	ticker := time.NewTicker(l.c.cfg.PingInterval)
+	defer ticker.Stop()
+
+	var e bookiewire.Encoder
+	waiting := time.Duration(-1) // since when answers are awaited, since start; -1: none are
+	for cause == nil {
+		now := time.Now()
+		for cause == nil && l.ex.encode(&e, now) {
+			cause = l.write(conn, &e)
+			now = time.Now()
+		}
+		if cause != nil {
+			break
+		}
+		select {
+		case <-l.wake:
+		case err := <-readErr:
+			readErr <- err
+			cause = err
+		case now := <-ticker.C:
+			since := now.Sub(start)
+			switch {
+			case l.ex.empty():
+				waiting = -1
+			case waiting < 0:
+				waiting = since
+			default:
+				silent := since - max(waiting, time.Duration(heard.Load()))
+				if silent >= l.c.cfg.SilenceTimeout {
+					cause = fmt.Errorf("silent for %v", silent.Round(time.Millisecond))
+				} else if silent >= l.c.cfg.PingInterval {
+					e.Ping(0)
+					cause = l.write(conn, &e)
+				}
+			}
+			if err := l.ex.overdue(now); err != nil {
+				cause = err
+			}
+		}
+	}
+	_ = conn.Close()
+	if err := <-readErr; ctx.Err() != nil {
+		cause = errClosed
+	} else if errors.Is(cause, net.ErrClosed) || errors.Is(err, bookiewire.ErrMalformed) {
+		cause = err
+	}
+	return frames.Load(), cause
+}
+
+func (l *link) write(conn net.Conn, e *bookiewire.Encoder) error {
+	if err := conn.SetWriteDeadline(time.Now().Add(l.c.cfg.RequestTimeout)); err != nil {
+		e.Reset()
+		return err
+	}
+	_, err := e.WriteTo(conn)
+	return err
+}
+
+// receive reads frames until the stream breaks.
+func (l *link) receive(conn net.Conn, heard func()) error {
+	slab := addSlab
+	if l.use == bookiewire.UseRequests {
+		slab = replySlab
+	}
+	r := bookiewire.NewReader(conn, slab)
+	for {
+		f, err := r.Next()
+		if err == nil {
+			if !r.Buffered() {
+				heard()
+			}
+			if f.Kind == bookiewire.KindPong {
+				err = f.Empty()
+			} else {
+				err = l.ex.handle(f)
+			}
+		}
+		if err != nil {
+			_ = conn.Close() // a write under way ends
+			return err
+		}
+	}
+}
+
+// expect checks a frame without payload.
+func expect(f bookiewire.Frame, kind bookiewire.Kind) error {
+	if f.Kind != kind {
+		return fmt.Errorf("%w: answer of kind %d, want %d", bookiewire.ErrMalformed, f.Kind, kind)
+	}
+	return f.Empty()
+}
