@@ -2,6 +2,7 @@ package meta
 
 import (
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -73,8 +74,8 @@ func (r Replication) Validate() error {
 // where both are set; [Policies.Replication] checks the rest.
 func (p Policies) Validate() error {
 	atLeast := func(name string, v *int, least int) error {
-		if v != nil && *v < least {
-			return fmt.Errorf("%w policy: %s is %d, at least %d is needed", ErrInvalid, name, *v, least)
+		if v != nil && (*v < least || *v > math.MaxInt32) {
+			return fmt.Errorf("%w policy: %s is %d, allowed are %d to %d", ErrInvalid, name, *v, least, math.MaxInt32)
 		}
 		return nil
 	}

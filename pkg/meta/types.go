@@ -75,6 +75,9 @@ type Ledger struct {
 	LastOp  uint64
 	Pending []ReplicaIntent
 	Chain   ChainID
+	// DeletedOn, of a ledger that is being deleted: identities that hold nothing of it any more. When all
+	// holders are in it the record becomes a tombstone: DELETING without fragments.
+	DeletedOn []entry.StorageUUID
 	// Rev is the etcd revision the record was read at.
 	Rev int64
 }
@@ -115,6 +118,16 @@ type Chain struct {
 	LastLedger entry.LedgerID
 	// Rev is the etcd revision the record was read at; 0 means that it does not exist yet.
 	Rev int64
+
+	// pages are the records that hold the oldest runs, nextPage the number of the next one.
+	pages    []chainPage
+	nextPage uint64
+}
+
+// chainPage is a record of a long chain: its number and how many runs it holds.
+type chainPage struct {
+	number uint64
+	runs   int
 }
 
 // Guard is the proof of ownership that every owner's transaction compares.

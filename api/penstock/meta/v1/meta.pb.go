@@ -1472,7 +1472,9 @@ func (x *Retired) GetRetiredMs() int64 {
 type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When it was created, Unix milliseconds.
-	CreatedMs     int64 `protobuf:"varint,1,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	CreatedMs int64 `protobuf:"varint,1,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// Identity of the transaction that wrote this record.
+	LastOp        uint64 `protobuf:"fixed64,2,opt,name=last_op,json=lastOp,proto3" json:"last_op,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1510,6 +1512,13 @@ func (*Tenant) Descriptor() ([]byte, []int) {
 func (x *Tenant) GetCreatedMs() int64 {
 	if x != nil {
 		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *Tenant) GetLastOp() uint64 {
+	if x != nil {
+		return x.LastOp
 	}
 	return 0
 }
@@ -2025,10 +2034,11 @@ const file_penstock_meta_v1_meta_proto_rawDesc = "" +
 	"\aRetired\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
-	"retired_ms\x18\x02 \x01(\x03R\tretiredMs\"'\n" +
+	"retired_ms\x18\x02 \x01(\x03R\tretiredMs\"@\n" +
 	"\x06Tenant\x12\x1d\n" +
 	"\n" +
-	"created_ms\x18\x01 \x01(\x03R\tcreatedMs\"9\n" +
+	"created_ms\x18\x01 \x01(\x03R\tcreatedMs\x12\x17\n" +
+	"\alast_op\x18\x02 \x01(\x06R\x06lastOp\"9\n" +
 	"\vBundleRange\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\rR\x04last\"#\n" +

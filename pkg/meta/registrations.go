@@ -1,0 +1,247 @@
+package meta
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	metav1 "github.com/penstock-mq/penstock/api/penstock/meta/v1"
+	"github.com/penstock-mq/penstock/pkg/entry"
+)
+
+// RegisterBroker announces a live broker under its lease, in place of an earlier registration of that id.
+func (s *Store) RegisterBroker(ctx context.Context, b BrokerInfo, lease clientv3.LeaseID) error {
+	const op = "register broker"
+	if err := checkID("broker", b.ID); err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	value, err := encodeBroker(b)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	_, err = s.commit(ctx, op, nil, []clientv3.Op{clientv3.OpPut(s.brokerKey(b.ID), value, clientv3.WithLease(lease))}, nil)
+	return err
+}
+
+// DeregisterBroker withdraws the registration made under lease. One that is gone, or another's, is no error.
+func (s *Store) DeregisterBroker(ctx context.Context, id string, lease clientv3.LeaseID) error {
+	return s.deregister(ctx, "deregister broker", s.brokerKey(id), lease)
+}
+
+// RegisterBookie announces a live bookie under its lease, in place of an earlier registration of that
+// identity. Its cookie must be there ([ErrNotFound]) and name that identity ([ErrConflict]), which must not
+// be retired ([ErrRetired]).
+func (s *Store) RegisterBookie(ctx context.Context, b BookieInfo, lease clientv3.LeaseID) error {
+	const op = "register bookie"
+	fail := func(err error) error { return fmt.Errorf("%s %s: %w", op, b.ID, err) }
+	cookie, rev, err := s.getCookie(ctx, b.ID)
+	if err != nil {
+		return fail(err)
+	}
+	if cookie.UUID != b.UUID {
+		return fail(fmt.Errorf("%w: its cookie names %s, its disk %s", ErrConflict, cookie.UUID, b.UUID))
+	}
+	value, err := encodeBookie(b)
+	if err != nil {
+		return fail(err)
+	}
+	var t txn
+	t.compareRev(s.cookieKey(b.ID), rev)
+	t.compareUnretired(s, b.UUID)
+	t.put(s.bookieKey(b.UUID), value, clientv3.WithLease(lease))
+	resp, err := s.commitTxn(ctx, op, &t)
+	if err != nil {
+		return err
+	}
+	if resp.Succeeded {
+		return nil
+	}
+	if err := t.retirement(s, t.results(resp)); err != nil {
+		return fail(err)
+	}
+	return fail(fmt.Errorf("cookie: %w", ErrConflict))
+}
+
+// UpdateBookie replaces a bookie's registration under the same lease, or returns [ErrLease] when there is none.
+func (s *Store) UpdateBookie(ctx context.Context, b BookieInfo, lease clientv3.LeaseID) error {
+	const op = "update bookie"
+	value, err := encodeBookie(b)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", op, b.ID, err)
+	}
+	key := s.bookieKey(b.UUID)
+	resp, err := s.commit(ctx, op, []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(key), "=", lease)},
+		[]clientv3.Op{clientv3.OpPut(key, value, clientv3.WithLease(lease))}, nil)
+	if err != nil {
+		return err
+	}
+	if !resp.Succeeded {
+		return fmt.Errorf("%s %s: %w", op, b.ID, ErrLease)
+	}
+	return nil
+}
+
+// DeregisterBookie withdraws the registration made under lease. One that is gone, or another's, is no error.
+func (s *Store) DeregisterBookie(ctx context.Context, u entry.StorageUUID, lease clientv3.LeaseID) error {
+	return s.deregister(ctx, "deregister bookie", s.bookieKey(u), lease)
+}
+
+func (s *Store) deregister(ctx context.Context, op, key string, lease clientv3.LeaseID) error {
+	_, err := s.commit(ctx, op, []clientv3.Cmp{clientv3.Compare(clientv3.LeaseValue(key), "=", lease)},
+		[]clientv3.Op{clientv3.OpDelete(key)}, nil)
+	return err
+}
+
+// CreateCookie ties a bookie id to the identity of a new disk. Repeating it is no error. It returns
+// [ErrExists] when the id has another identity, [ErrRetired] for an identity that is gone for good.
+func (s *Store) CreateCookie(ctx context.Context, c Cookie) error {
+	const op = "create cookie"
+	fail := func(err error) error { return fmt.Errorf("%s of bookie %s: %w", op, c.ID, err) }
+	if err := checkID("bookie", c.ID); err != nil {
+		return fail(err)
+	}
+	if c.UUID.IsZero() {
+		return fail(fmt.Errorf("%w: no storage identity", ErrInvalid))
+	}
+	value, err := encode(&metav1.Cookie{Id: c.ID, Storage: c.UUID[:], CreatedMs: millis(c.Created)})
+	if err != nil {
+		return fail(err)
+	}
+	key := s.cookieKey(c.ID)
+	var t txn
+	t.compareRev(key, 0)
+	t.compareUnretired(s, c.UUID)
+	t.put(key, value)
+	resp, err := s.commitTxn(ctx, op, &t)
+	if err != nil {
+		return err
+	}
+	if resp.Succeeded {
+		return nil
+	}
+	now := t.results(resp)
+	if err := t.retirement(s, now); err != nil {
+		return fail(err)
+	}
+	found, err := decodeCookie(key, now[key].GetValue())
+	if err != nil {
+		return err
+	}
+	if found.UUID != c.UUID {
+		return fail(fmt.Errorf("%w with identity %s", ErrExists, found.UUID))
+	}
+	return nil
+}
+
+// GetCookie reads a bookie's cookie, linearizably, or returns [ErrNotFound].
+func (s *Store) GetCookie(ctx context.Context, id string) (Cookie, error) {
+	c, _, err := s.getCookie(ctx, id)
+	return c, err
+}
+
+func (s *Store) getCookie(ctx context.Context, id string) (Cookie, int64, error) {
+	const op = "get cookie"
+	if err := checkID("bookie", id); err != nil {
+		return Cookie{}, 0, fmt.Errorf("%s: %w", op, err)
+	}
+	key := s.cookieKey(id)
+	resp, err := s.read(ctx, op, clientv3.OpGet(key))
+	if err != nil {
+		return Cookie{}, 0, err
+	}
+	kvs := resp.Responses[0].GetResponseRange().Kvs
+	if len(kvs) == 0 {
+		return Cookie{}, 0, fmt.Errorf("%s of bookie %s: %w", op, id, ErrNotFound)
+	}
+	c, err := decodeCookie(key, kvs[0].Value)
+	return c, kvs[0].ModRevision, err
+}
+
+// ListCookies lists every identity the cluster knows, by bookie id, and those that are retired after them.
+func (s *Store) ListCookies(ctx context.Context) ([]Cookie, error) {
+	resp, err := s.read(ctx, "list cookies", clientv3.OpGet(s.cookiesPrefix(), clientv3.WithPrefix()),
+		clientv3.OpGet(s.retiredPrefix(), clientv3.WithPrefix()))
+	if err != nil {
+		return nil, err
+	}
+	var all []Cookie
+	for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
+		c, err := decodeCookie(string(kv.Key), kv.Value)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
+		c, err := s.decodeRetired(kv)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+func (s *Store) decodeRetired(kv *mvccpb.KeyValue) (Cookie, error) {
+	key := string(kv.Key)
+	var m metav1.Retired
+	if err := decode(key, kv.Value, &m); err != nil {
+		return Cookie{}, err
+	}
+	u, err := entry.ParseUUID(key[len(s.retiredPrefix()):])
+	if err != nil {
+		return Cookie{}, &CorruptRecordError{Key: key, Err: err}
+	}
+	return Cookie{ID: m.Id, UUID: u, Created: fromMillis(m.RetiredMs), Retired: true}, nil
+}
+
+// RetireStorage declares that the identity of bookie id is gone for good, in one transaction that proves that
+// no ledger and no intent names it; it returns [ErrNotEmpty] while one does. The id is free for a new disk
+// then. Repeating it is no error.
+func (s *Store) RetireStorage(ctx context.Context, id string, u entry.StorageUUID) error {
+	const op = "retire storage"
+	fail := func(err error) error { return fmt.Errorf("%s %s of bookie %s: %w", op, u, id, err) }
+	if err := checkID("bookie", id); err != nil {
+		return fail(err)
+	}
+	value, err := encode(&metav1.Retired{Id: id, RetiredMs: millis(time.Now())})
+	if err != nil {
+		return fail(err)
+	}
+	cookie, rev, err := s.getCookie(ctx, id)
+	if err != nil || cookie.UUID != u {
+		// Done before, perhaps by an attempt whose reply was lost.
+		resp, readErr := s.read(ctx, op, clientv3.OpGet(s.retiredKey(u)))
+		switch {
+		case readErr != nil:
+			return readErr
+		case len(resp.Responses[0].GetResponseRange().Kvs) > 0:
+			return nil
+		case err != nil:
+			return fail(err)
+		}
+		return fail(fmt.Errorf("%w: its cookie names %s", ErrConflict, cookie.UUID))
+	}
+	var t txn
+	t.compareRev(s.cookieKey(id), rev)
+	t.compareEmpty(s.holderPrefix(u))
+	t.compareUnretired(s, u)
+	t.put(s.retiredKey(u), value)
+	t.del(s.cookieKey(id))
+	t.del(s.bookieKey(u))
+	resp, err := s.commitTxn(ctx, op, &t)
+	if err != nil {
+		return err
+	}
+	now := t.results(resp)
+	switch {
+	case resp.Succeeded, now[s.retiredKey(u)] != nil:
+		return nil
+	case now[s.cookieKey(id)].GetModRevision() != rev:
+		return fail(fmt.Errorf("cookie: %w", ErrConflict))
+	}
+	return fail(fmt.Errorf("ledgers name it: %w", ErrNotEmpty))
+}

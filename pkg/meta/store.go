@@ -1,0 +1,212 @@
+package meta
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Store reads and changes one cluster's records. It holds no state of them: each method is one transaction
+// (or one linearizable read), so any number of stores, in any number of processes, may work on one cluster.
+//
+// A method that finds its record changed decides by the record as it is now: where the protocol lets the two
+// changes stand side by side (a replica swap under an ensemble change) it computes its own change anew, else
+// it returns what it found. Retrying the caller's bytes over whatever is there would be simpler and is how
+// other systems have lost ensembles. The second rejected design is a lock per record: a lock's holder can be
+// paused past its lease, a compared revision can't.
+//
+// It is safe for concurrent use.
+type Store struct {
+	cli     *clientv3.Client
+	kv      clientv3.KV
+	prefix  string
+	log     *slog.Logger
+	metrics *metrics
+	down    atomic.Bool
+}
+
+// How long one attempt may take before it is sent again, and how long to wait between attempts.
+const (
+	attemptTimeout = 5 * time.Second
+	backoffFirst   = 20 * time.Millisecond
+	backoffMost    = time.Second
+)
+
+// New makes a store of the named cluster over cli, which stays the caller's. cluster must be non-empty and
+// without a slash.
+func New(cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &Store{
+		cli:     cli,
+		kv:      trackSends(cli),
+		prefix:  "/penstock/" + cluster + "/",
+		log:     log,
+		metrics: newMetrics(),
+	}
+}
+
+// newOp identifies a transaction. 64 random bits: the chance that two writers of one record meet is nil.
+func newOp() uint64 { return rand.Uint64() | 1 } //nolint:gosec // identity, not secrecy; never 0
+
+// verdict is what one failed attempt says about its transaction.
+type verdict uint8
+
+const (
+	verdictRefused   verdict = iota // the server answered: not applied, and asking again won't help
+	verdictNotSent                  // certainly not applied; worth another attempt
+	verdictAmbiguous                // may have been applied
+)
+
+// judge classifies the error of an attempt whose request may have left (sent).
+func judge(err error, sent bool) verdict {
+	if errors.Is(err, rpctypes.ErrTooManyRequests) {
+		return verdictNotSent
+	}
+	var etcdErr rpctypes.EtcdError
+	code := status.Code(err)
+	if errors.As(err, &etcdErr) {
+		code = etcdErr.Code()
+	}
+	switch code {
+	case codes.InvalidArgument, codes.FailedPrecondition, codes.NotFound, codes.ResourceExhausted,
+		codes.OutOfRange, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented, codes.AlreadyExists:
+		return verdictRefused
+	default:
+		// Lost connections, timeouts, elections, a server that stops.
+		if !sent {
+			return verdictNotSent
+		}
+		return verdictAmbiguous
+	}
+}
+
+// commit sends a transaction until it has a definite outcome or ctx ends. Its compares must make a second
+// application impossible or harmless; the caller recognises an earlier attempt of its own in what elses read.
+func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, thens, elses []clientv3.Op) (*clientv3.TxnResponse, error) {
+	begin := time.Now()
+	ambiguous := false
+	var last error
+	for wait := newBackoff(); ; {
+		if ctx.Err() != nil {
+			s.metrics.done(op, "unavailable", begin)
+			return nil, fmt.Errorf("%s: %w: %w", op, outcome(ambiguous), describe(ctx.Err(), last))
+		}
+		tracked, sent := withSendTracking(ctx)
+		attempt, cancel := context.WithTimeout(tracked, attemptTimeout)
+		resp, err := s.kv.Txn(attempt).If(cmps...).Then(thens...).Else(elses...).Commit()
+		cancel()
+		if err == nil {
+			s.up()
+			s.metrics.done(op, outcomeLabel(resp.Succeeded), begin)
+			return resp, nil
+		}
+		switch judge(err, sent.Load()) {
+		case verdictRefused:
+			s.metrics.done(op, "refused", begin)
+			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				err = ErrLease
+			}
+			return nil, fmt.Errorf("%s: %w", op, err)
+		case verdictAmbiguous:
+			ambiguous = true
+		case verdictNotSent:
+		}
+		last = err
+		s.noteDown(op, err)
+		if s.cli.Ctx().Err() != nil {
+			s.metrics.done(op, "unavailable", begin)
+			return nil, fmt.Errorf("%s: %w: client is closed", op, outcome(ambiguous))
+		}
+		wait.sleep(ctx)
+	}
+}
+
+// read runs gets as one linearizable snapshot. It retries until ctx ends, then returns ErrUnavailable.
+func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	var last error
+	for wait := newBackoff(); ; {
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("%s: %w: %w", op, ErrUnavailable, describe(ctx.Err(), last))
+		}
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		resp, err := s.kv.Txn(attempt).Then(gets...).Commit()
+		cancel()
+		if err == nil {
+			s.up()
+			return resp, nil
+		}
+		// Nothing is at stake in a read, so only a refusal ends it.
+		if judge(err, true) == verdictRefused {
+			return nil, fmt.Errorf("%s: %w", op, err)
+		}
+		last = err
+		s.noteDown(op, err)
+		if s.cli.Ctx().Err() != nil {
+			return nil, fmt.Errorf("%s: %w: client is closed", op, ErrUnavailable)
+		}
+		wait.sleep(ctx)
+	}
+}
+
+func outcome(ambiguous bool) error {
+	if ambiguous {
+		return ErrUnknownOutcome
+	}
+	return ErrUnavailable
+}
+
+func outcomeLabel(succeeded bool) string {
+	if succeeded {
+		return "applied"
+	}
+	return "conflict"
+}
+
+// describe joins why the wait ended with what etcd said last, for people.
+func describe(ended, last error) error {
+	if last == nil {
+		return ended
+	}
+	return fmt.Errorf("%w (last attempt: %w)", ended, last)
+}
+
+// noteDown and up log each change once, however many calls are waiting.
+func (s *Store) noteDown(op string, err error) {
+	s.metrics.retries.Inc()
+	if !s.down.Swap(true) {
+		s.log.Warn("etcd does not answer, trying again", "op", op, "error", err)
+	}
+}
+
+func (s *Store) up() {
+	if s.down.Load() && s.down.Swap(false) {
+		s.log.Info("etcd answers again")
+	}
+}
+
+// backoff doubles from backoffFirst to backoffMost, each wait anywhere in its upper half.
+type backoff struct{ next time.Duration }
+
+func newBackoff() *backoff { return &backoff{next: backoffFirst} }
+
+func (b *backoff) sleep(ctx context.Context) {
+	d := b.next/2 + rand.N(b.next/2) //nolint:gosec // jitter
+	b.next = min(2*b.next, backoffMost)
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,168 @@
+package meta
+
+import (
+	"context"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/penstock-mq/penstock/pkg/topicname"
+)
+
+// CreateTopic creates a topic with a new UUID. name is its full name; partitions is 0 for a topic that is not
+// partitioned. When there is one already it returns that one and [ErrExists]; further [ErrNotFound] for the
+// namespace, or [ErrDeleting].
+func (s *Store) CreateTopic(ctx context.Context, name string, partitions int) (Topic, error) {
+	const op = "create topic"
+	fail := func(err error) (Topic, error) { return Topic{}, fmt.Errorf("%s %q: %w", op, name, err) }
+	n, err := checkTopic(name)
+	if err != nil {
+		return fail(err)
+	}
+	if partitions < 0 || partitions > topicname.MaxPartitions {
+		return fail(fmt.Errorf("%w: %d partitions, at most %d are allowed", ErrInvalid, partitions, topicname.MaxPartitions))
+	}
+	topic := Topic{Name: name, UUID: NewUUID(), Partitions: partitions}
+	mine := newOp()
+	value, err := encodeTopic(topic, mine)
+	if err != nil {
+		return fail(err)
+	}
+	key, ns := s.topicKey(name), n.NamespaceName()
+	var t txn
+	t.compareRev(key, 0)
+	t.compareExists(s.namespaceKey(ns))
+	t.compareRev(s.namespaceDeletingKey(ns), 0)
+	t.put(key, value)
+	resp, err := s.commitTxn(ctx, op, &t)
+	if err != nil {
+		return Topic{}, err
+	}
+	if resp.Succeeded {
+		topic.Rev = resp.Header.Revision
+		return topic, nil
+	}
+	now := t.results(resp)
+	switch {
+	case now[key] != nil:
+		found, lastOp, err := decodeTopic(key, name, now[key].Value, now[key].ModRevision)
+		if err != nil {
+			return fail(err)
+		}
+		if lastOp == mine {
+			return found, nil
+		}
+		return found, fmt.Errorf("%s %q: %w", op, name, ErrExists)
+	case now[s.namespaceKey(ns)] == nil:
+		return fail(fmt.Errorf("namespace %q: %w", ns, ErrNotFound))
+	}
+	return fail(fmt.Errorf("namespace %q: %w", ns, ErrDeleting))
+}
+
+// GetTopic reads a topic's record, linearizably, or returns [ErrNotFound].
+func (s *Store) GetTopic(ctx context.Context, name string) (Topic, error) {
+	const op = "get topic"
+	if _, err := checkTopic(name); err != nil {
+		return Topic{}, fmt.Errorf("%s: %w", op, err)
+	}
+	key := s.topicKey(name)
+	resp, err := s.read(ctx, op, clientv3.OpGet(key))
+	if err != nil {
+		return Topic{}, err
+	}
+	kvs := resp.Responses[0].GetResponseRange().Kvs
+	if len(kvs) == 0 {
+		return Topic{}, fmt.Errorf("%s %q: %w", op, name, ErrNotFound)
+	}
+	t, _, err := decodeTopic(key, name, kvs[0].Value, kvs[0].ModRevision)
+	return t, err
+}
+
+// ListTopics lists a namespace's topics by name.
+func (s *Store) ListTopics(ctx context.Context, namespace string) ([]Topic, error) {
+	const op = "list topics"
+	if err := checkNamespace(namespace); err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	resp, err := s.read(ctx, op, clientv3.OpGet(s.topicsPrefix(namespace), clientv3.WithPrefix()))
+	if err != nil {
+		return nil, err
+	}
+	var all []Topic
+	for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
+		t, _, err := decodeTopic(string(kv.Key), string(kv.Key[len(s.topicKey("")):]), kv.Value, kv.ModRevision)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// MarkTopicDeleting makes a topic's deletion final: its owners stop serving it and delete its ledgers, and
+// whoever finds it so may go on with that.
+func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, error) {
+	const op = "mark topic deleting"
+	mine := newOp()
+	topic, err := s.GetTopic(ctx, name)
+	if err != nil {
+		return Topic{}, err
+	}
+	for !topic.Deleting {
+		next := topic
+		next.Deleting = true
+		value, err := encodeTopic(next, mine)
+		if err != nil {
+			return Topic{}, fmt.Errorf("%s %q: %w", op, name, err)
+		}
+		key := s.topicKey(name)
+		var t txn
+		t.compareRev(key, topic.Rev)
+		t.put(key, value)
+		resp, err := s.commitTxn(ctx, op, &t)
+		if err != nil {
+			return Topic{}, err
+		}
+		if resp.Succeeded {
+			next.Rev = resp.Header.Revision
+			return next, nil
+		}
+		kv := t.results(resp)[key]
+		if kv == nil {
+			return Topic{}, fmt.Errorf("%s %q: %w", op, name, ErrNotFound)
+		}
+		if topic, _, err = decodeTopic(key, name, kv.Value, kv.ModRevision); err != nil {
+			return Topic{}, err
+		}
+	}
+	return topic, nil
+}
+
+// DeleteTopic removes the record of t, which is marked deleting. It returns [ErrNotEmpty] while a partition
+// has a chain, and [ErrConflict] when the record is not t any more. A record that is gone is no error.
+func (s *Store) DeleteTopic(ctx context.Context, t Topic) error {
+	const op = "delete topic"
+	if !t.Deleting {
+		return fmt.Errorf("%s %q: %w: it is not marked deleting", op, t.Name, ErrInvalid)
+	}
+	key := s.topicKey(t.Name)
+	var x txn
+	x.compareRev(key, t.Rev)
+	x.compareEmpty(s.topicChainsPrefix(t.UUID))
+	x.del(key)
+	resp, err := s.commitTxn(ctx, op, &x)
+	if err != nil {
+		return err
+	}
+	if resp.Succeeded {
+		return nil
+	}
+	kv := x.results(resp)[key]
+	switch {
+	case kv == nil:
+		return nil
+	case kv.ModRevision != t.Rev:
+		return fmt.Errorf("%s %q: %w", op, t.Name, ErrConflict)
+	}
+	return fmt.Errorf("%s %q: it has ledgers: %w", op, t.Name, ErrNotEmpty)
+}
