@@ -188,7 +188,8 @@ func (f *Faulty) match(op Op, n int64, names []string) (hit *Rule, pass int) {
 		a.seen++
 		before := a.bytes
 		a.bytes += n
-		if hit != nil || a.seen <= r.After || r.Times > 0 && a.hits >= r.Times || a.bytes <= r.AfterBytes {
+		if hit != nil || a.seen <= r.After || r.Times > 0 && a.hits >= r.Times ||
+			r.AfterBytes > 0 && a.bytes <= r.AfterBytes {
 			continue
 		}
 		a.hits++
