@@ -1,0 +1,330 @@
+package ledgerstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/segment"
+)
+
+const (
+	// compactEvery is how often compaction looks for work when nothing was deleted.
+	compactEvery = 10 * time.Second
+	// maxVictims bounds what one compaction merges.
+	maxVictims = 8
+)
+
+// compactor compacts in the background until the store is closed.
+func (s *Store) compactor() {
+	tick := time.NewTicker(compactEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.kick:
+		}
+		for {
+			freed, err := s.CompactOnce(s.ctx)
+			if err != nil && s.ctx.Err() == nil {
+				s.log.Error("compaction is given up; the segments are kept", "error", err)
+			}
+			if err != nil || freed <= 0 {
+				break
+			}
+		}
+	}
+}
+
+// CompactOnce frees space once: it unlinks segments whose ledgers are all gone, or, if there are none, rewrites what
+// lives in the emptiest sealed segments. It returns the bytes of disk given back, 0 if there was nothing to do. If a
+// live record cannot be read, the segment it is in is kept for good and the error is returned. Each step is durable
+// before the next: copies, their directory entry, control records still in force, manifest; only then the old files
+// go. A crash in between leaves the old segments, or the new one, in force.
+func (s *Store) CompactOnce(ctx context.Context) (freed int64, err error) {
+	s.compact.Lock()
+	defer s.compact.Unlock()
+	if err := s.stopped(); err != nil {
+		return 0, err
+	}
+	victims, dead := s.chooseVictims()
+	if len(victims) == 0 {
+		return 0, nil
+	}
+	var out *Segment
+	var infos []segment.LedgerInfo
+	if !dead {
+		if out, infos, err = s.rewrite(ctx, victims); err != nil {
+			s.metrics.compactErrors.Inc()
+			return 0, fmt.Errorf("rewrite live records: %w", err)
+		}
+	}
+	freed, err = s.replace(ctx, victims, out, infos)
+	if err != nil {
+		s.metrics.compactErrors.Inc()
+		return 0, fmt.Errorf("replace segments: %w", err)
+	}
+	s.metrics.freedBytes.Add(float64(max(freed, 0)))
+	s.log.Info("compacted", "segments", len(victims), "freed_bytes", freed)
+	return freed, nil
+}
+
+// chooseVictims returns the dead segments, or else the emptiest ones, emptiest first.
+func (s *Store) chooseVictims() (victims []*Segment, dead bool) {
+	var half []*Segment
+	for _, seg := range s.segments.list() {
+		if !seg.sealed.Load() {
+			continue
+		}
+		live, size := seg.live.Load(), seg.size.Load()
+		switch {
+		case live <= 0:
+			if len(victims) < maxVictims {
+				victims = append(victims, seg)
+			}
+		case !seg.damaged.Load() && float64(live) < s.cfg.CompactBelow*float64(size):
+			half = append(half, seg)
+		}
+	}
+	if len(victims) > 0 {
+		return victims, true
+	}
+	slices.SortFunc(half, func(a, b *Segment) int {
+		return int(a.live.Load()*100/max(a.size.Load(), 1) - b.live.Load()*100/max(b.size.Load(), 1))
+	})
+	var sum int64
+	for _, seg := range half {
+		if len(victims) == maxVictims || len(victims) > 0 && sum+seg.live.Load() > s.cfg.SegmentSize*3/4 {
+			break
+		}
+		sum += seg.live.Load()
+		victims = append(victims, seg)
+	}
+	return victims, false
+}
+
+// rewrite copies what lives in victims, ledger by ledger, into a new sealed segment that no manifest lists yet.
+// It takes the place in the log of the newest of them.
+func (s *Store) rewrite(ctx context.Context, victims []*Segment) (_ *Segment, _ []segment.LedgerInfo, err error) {
+	out := &Segment{}
+	var live int64
+	for _, v := range victims {
+		live += v.live.Load()
+		if v.seq >= out.seq {
+			out.seq, out.gen = v.seq, v.gen+1
+		}
+	}
+	// What a batch adds to its records, and the footer, with room to spare.
+	size := min(live+live/4+mib/16, segment.MaxSegmentBytes)
+	w, err := s.create(out, size, false)
+	if errors.Is(err, syscall.ENOSPC) {
+		w, err = s.create(out, size, true)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			out.handle.close()
+			err = errors.Join(err, s.fs.Remove(out.path))
+		}
+	}()
+	c := &copier{store: s, to: w}
+	for _, v := range victims {
+		if err := c.copyFrom(ctx, v); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := c.flush(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := w.Seal(); err != nil {
+		return nil, nil, err
+	}
+	out.handle.seal()
+	r, err := out.handle.acquireReader(s.fs, out.path)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer out.handle.release()
+	if err := out.load(r); err != nil {
+		return nil, nil, err
+	}
+	infos, err := r.Ledgers()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.fs.SyncDir(s.cfg.Dir); err != nil {
+		return nil, nil, err
+	}
+	s.metrics.compactedBytes.Add(float64(c.copied))
+	out.sealed.Store(true)
+	return out, infos, nil
+}
+
+// replace makes the manifest list out instead of victims, and discards them.
+func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, infos []segment.LedgerInfo) (freed int64, err error) {
+	published := false
+	defer func() {
+		if err != nil && out != nil && !published {
+			out.handle.close()
+			err = errors.Join(err, s.fs.Remove(out.path))
+		}
+	}()
+	going := make([]uint64, len(victims))
+	for i, v := range victims {
+		going[i] = v.seq
+	}
+	elsewhere := func(l entry.LedgerID, upto uint64) bool { return s.recordsElsewhere(victims, out, l, upto) }
+	err = s.wait(ctx, func(done func(error)) Event { return &Carry{Segments: going, Elsewhere: elsewhere, Done: done} })
+	if err != nil {
+		return 0, err
+	}
+	err = s.publish(func(m *manifest) {
+		for _, v := range victims {
+			m.remove(v.seq)
+		}
+		if out != nil {
+			m.add(manifestSegment{sequence: out.seq, rewrite: out.gen, uuid: out.uuid})
+		}
+	})
+	if err != nil {
+		if !errors.Is(err, syscall.ENOSPC) {
+			published = true // or not: keep every file, a restart will see
+			s.post(&Broken{Err: err})
+		}
+		return 0, err
+	}
+	published = true
+	if out != nil {
+		s.segments.insert(out)
+		freed -= out.size.Load()
+	}
+	// Not given up when ctx ends: readers must not be left with segments that are gone.
+	err = s.wait(context.WithoutCancel(ctx), func(done func(error)) Event {
+		return &Replaced{Old: victims, New: out, Runs: infos, Done: done}
+	})
+	if err != nil {
+		return 0, err
+	}
+	for _, v := range victims {
+		s.segments.drop(v)
+		freed += v.size.Load()
+		if err := s.discard(v); err != nil {
+			return 0, err
+		}
+	}
+	return freed, s.fs.SyncDir(s.cfg.Dir)
+}
+
+// recordsElsewhere reports whether a segment up to a sequence number, other than the victims, has records of l.
+func (s *Store) recordsElsewhere(victims []*Segment, out *Segment, l entry.LedgerID, upto uint64) bool {
+	others := s.segments.list()
+	if out != nil {
+		others = append(others, out)
+	}
+	for _, seg := range others {
+		if seg.seq > upto || slices.Contains(victims, seg) {
+			continue
+		}
+		if !seg.sealed.Load() {
+			return true // its ledgers are not listed yet
+		}
+		if _, found := slices.BinarySearch(seg.ledgers, l); found {
+			return true
+		}
+	}
+	return false
+}
+
+// copier writes live records of segments to another, in batches.
+type copier struct {
+	store  *Store
+	to     *segment.Writer
+	recs   []segment.Record
+	bytes  int64
+	copied int64
+}
+
+func (c *copier) copyFrom(ctx context.Context, v *Segment) error {
+	r, err := v.handle.acquireReader(c.store.fs, v.path)
+	if err != nil {
+		return err
+	}
+	defer v.handle.release()
+	for _, id := range v.ledgers {
+		if !c.lives(id, v) {
+			continue
+		}
+		var places []segment.IndexEntry
+		err := r.IndexLedger(id, 0, func(e entry.EntryID, loc segment.Location) bool {
+			if n := len(places); n == 0 || places[n-1].Entry != e { // of copies the first counts
+				places = append(places, segment.IndexEntry{Ledger: id, Entry: e, Location: loc})
+			}
+			return true
+		})
+		if err != nil {
+			return c.damaged(v, err)
+		}
+		for _, p := range places {
+			rec, err := r.ReadAt(p.Location)
+			if err != nil {
+				return c.damaged(v, err)
+			}
+			if rec.Kind != segment.KindEntry || rec.Ledger != id || rec.Entry != p.Entry ||
+				entry.Checksum(id, p.Entry, rec.Body) != rec.Checksum {
+				return c.damaged(v, fmt.Errorf("entry %d:%d of %s is not what its index says", id, p.Entry, v.path))
+			}
+			c.recs = append(c.recs, rec)
+			c.bytes += int64(len(rec.Body))
+			if c.bytes >= groupBytes || len(c.recs) == maxGroupRecords {
+				if err := c.flush(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// damaged keeps v out of later compactions.
+func (c *copier) damaged(v *Segment, err error) error {
+	c.store.metrics.readErrors.Inc()
+	v.damaged.Store(true)
+	return err
+}
+
+// lives reports whether v's entries of the ledger count.
+func (c *copier) lives(id entry.LedgerID, v *Segment) bool {
+	sh := c.store.table.shard(id)
+	sh.mu.RLock()
+	defer sh.mu.RUnlock()
+	l := sh.ledgers[id]
+	return l != nil && slices.ContainsFunc(l.runs, func(r *run) bool { return r.seg == v })
+}
+
+func (c *copier) flush(ctx context.Context) error {
+	if len(c.recs) == 0 {
+		return ctx.Err()
+	}
+	if lim := c.store.limiter; lim != nil {
+		if err := lim.WaitN(ctx, int(min(c.bytes, int64(lim.Burst())))); err != nil {
+			return err
+		}
+	} else if err := ctx.Err(); err != nil {
+		return err
+	}
+	if _, err := c.to.AppendBatch(c.recs, 0); err != nil {
+		return err
+	}
+	c.copied += c.bytes
+	clear(c.recs)
+	c.recs, c.bytes = c.recs[:0], 0
+	return nil
+}

@@ -1,0 +1,643 @@
+package ledgerstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/segment"
+)
+
+const (
+	// groupBytes is where a group ends: a larger one reaches the disk no faster.
+	groupBytes = 1 << 20
+	// maxInFlight is how many groups are being synced at once.
+	maxInFlight = 3
+	// maxUnsealed bounds the segments that a restart has to scan: the active one, the next one, and those being
+	// sealed.
+	maxUnsealed = 4
+)
+
+// Core is the commit pipeline of a store, and the only writer of its table of ledgers: a state machine without
+// goroutines, clock or files. Step takes an event; Ready returns what is to be done about all events since the last
+// one. Whoever drives it does so from one goroutine and feeds back Written, Synced, Prepared, Sealed and Checked.
+//
+//	accepted ──► queue ──► group: Append ──► Written ──► Sync ──► Synced, and all before it ──► table, Replies
+//
+// An add that is accepted is in the queue or in a group until it is durable; its effect on the table and its reply
+// come together, in the order of acceptance. So a fence drains what was accepted before it by taking its place in
+// the queue, and a reply that depends on something not durable yet rides behind it as a barrier: an item without
+// a record.
+//
+// A group is cut whenever nothing is being written and fewer than three groups are being synced: a lone entry goes
+// at once, and while syncs are busy the queue makes the next group. Waiting for company by a timer was rejected:
+// it costs every lone entry the wait, and under load the syncs themselves are the timer.
+//
+// Syncs overlap, yet a group counts only when its own sync and all before it have succeeded.
+type Core struct {
+	table        *table
+	pendingLimit int64
+
+	queue        []*item // accepted, not yet in a group
+	pendingBytes int64   // of bodies in the queue and in groups
+	groups       []*Batch
+	writing      bool // the last group is being written
+	free         []*Batch
+
+	previous, active, next *Segment
+	prepareAsked           bool
+	unsealed               int
+	mustRoll               bool // the active segment refused a write for want of space
+	noNext                 bool // there is no space for an ordinary next segment
+	stalled                bool // nor for one from the reserve: what is urgent waits for space
+
+	deferred []Event // came for ledgers that are deleted by now
+
+	state    State // what the disk's usage says
+	quitting bool  // the store is being closed
+	checking int   // Checks without an answer
+	spaceOut bool  // a write was refused for want of space since the last Space event
+	failed   error
+
+	ready Ready
+	found []candidate // scratch
+}
+
+// NewCore starts a pipeline that appends to active, with an empty table.
+func NewCore(active *Segment, pendingLimit int64) *Core {
+	return newCore(newTable(1), active, pendingLimit, 1)
+}
+
+func newCore(t *table, active *Segment, pendingLimit int64, unsealed int) *Core {
+	return &Core{table: t, active: active, pendingLimit: pendingLimit, unsealed: unsealed}
+}
+
+// Ready is what is to be done. The slices are the caller's.
+type Ready struct {
+	// Append, if not nil, is to be written to its segment; then Step(Written).
+	Append *Batch
+	// Syncs are to be synced, concurrently; then Step(Synced) for each.
+	Syncs []*Batch
+	// Checks are adds of entries that may be stored already; then Step(Checked) for each.
+	Checks []*Check
+	// Prepare asks for the segment after the active one; then Step(Prepared). An error that is ENOSPC is followed
+	// by Reserve when something urgent needs the segment: it may be taken from the reserve.
+	Prepare, Reserve bool
+	// Seals are complete and durable and want their footers; then Step(Sealed) for each.
+	Seals []*Segment
+	// Replies are to be called in order.
+	Replies []Reply
+	// Fatal, if not nil, says why the store has stopped.
+	Fatal error
+}
+
+// Batch is a group on its way to the disk.
+type Batch struct {
+	Segment *Segment
+	// Records are to be written as one batch.
+	Records []segment.Record
+	// DurableUpto is for the batch's header.
+	DurableUpto int64
+	// PreviousDurable is how much of the segment before is durable.
+	PreviousDurable int64
+
+	items  []*item // with the barriers between them
+	synced bool
+	end    int64
+}
+
+// Reply is the outcome of one request.
+type Reply struct {
+	item *item
+	err  error
+}
+
+// Do calls the request's Done, and those of its duplicates.
+func (r Reply) Do() {
+	for it := r.item; it != nil; {
+		next := it.next // Done may free the item for reuse
+		it.next = nil
+		switch {
+		case it.add != nil:
+			it.add.Done(r.err)
+		case it.fenced != nil:
+			it.fenced(bookiewire.FenceReply{LAC: it.lac}, r.err)
+		case it.done != nil:
+			it.done(r.err)
+		}
+		it = next
+	}
+}
+
+// item is one place in the order of the log: a record, or a barrier (Kind 0).
+type item struct {
+	rec    segment.Record
+	ledger *ledger
+	urgent bool  // not refused for want of space
+	err    error // the answer is known and rides here for order's sake
+	next   *item // duplicates that wait for this one
+	// location is where the record was written.
+	location segment.Location
+	lac      entry.EntryID
+
+	// Who is told; all nil for a record that nobody waits for.
+	add    *Add
+	fenced func(bookiewire.FenceReply, error)
+	done   func(error)
+}
+
+// Step takes an event.
+func (c *Core) Step(ev Event) {
+	if c.failed != nil {
+		c.stepFailed(ev)
+		return
+	}
+	switch ev := ev.(type) {
+	case *Add:
+		c.stepAdd(ev, 0)
+	case *Fence:
+		c.stepFence(ev)
+	case *LAC:
+		c.stepLAC(ev)
+	case *Limbo:
+		c.stepLimbo(ev)
+	case *Delete:
+		c.stepDelete(ev)
+	case *Carry:
+		c.stepCarry(ev)
+	case *Checked:
+		c.stepChecked(ev)
+	case *Prepared:
+		c.stepPrepared(ev)
+	case *Written:
+		c.stepWritten(ev)
+	case *Synced:
+		c.stepSynced(ev)
+	case *Sealed:
+		c.stepSealed(ev)
+	case *Replaced:
+		c.stepReplaced(ev)
+	case *Space:
+		c.state = ev.State
+		c.spaceOut, c.noNext, c.stalled = false, false, false
+	case *Broken:
+		c.fail(ev.Err)
+	case *quit:
+		c.quitting = true
+	}
+	c.pump()
+	if c.quitting && c.stalled && c.failed == nil {
+		c.fail(errors.New("closed while waiting for space"))
+		c.ready.Fatal = nil
+	}
+}
+
+// Idle reports whether everything accepted is answered, so that a store may stop.
+func (c *Core) Idle() bool {
+	return c.checking == 0 && (c.failed != nil || len(c.queue) == 0 && len(c.groups) == 0)
+}
+
+// Ready returns what is to be done about the events since the last call.
+func (c *Core) Ready() Ready {
+	r := c.ready
+	c.ready = Ready{}
+	return r
+}
+
+// State is what the store takes now.
+func (c *Core) State() State {
+	if c.spaceOut {
+		return Full
+	}
+	return c.state
+}
+
+// PendingBytes are the bytes of bodies accepted and not yet durable.
+func (c *Core) PendingBytes() int64 { return c.pendingBytes }
+
+func (c *Core) reply(it *item, err error) {
+	c.ready.Replies = append(c.ready.Replies, Reply{item: it, err: err})
+}
+
+// enqueue accepts it.
+func (c *Core) enqueue(it *item) {
+	if l := it.ledger; l != nil && it.rec.Kind != 0 {
+		l.queued++
+	}
+	c.pendingBytes += int64(len(it.rec.Body))
+	c.queue = append(c.queue, it)
+}
+
+// behind lets it take effect once everything accepted so far is durable.
+func (c *Core) behind(it *item) {
+	it.rec.Kind = 0
+	it.rec.Body = nil
+	switch {
+	case len(c.queue) > 0:
+		c.queue = append(c.queue, it)
+	case len(c.groups) > 0:
+		last := c.groups[len(c.groups)-1]
+		last.items = append(last.items, it)
+	default:
+		c.finish(it)
+	}
+}
+
+// finish answers an item whose time has come.
+func (c *Core) finish(it *item) {
+	if it.ledger != nil {
+		it.lac = it.ledger.lac
+	}
+	c.reply(it, it.err)
+}
+
+// pump cuts groups as long as there is something to write and nothing in the way.
+func (c *Core) pump() {
+	for c.failed == nil && !c.writing && !c.stalled && len(c.queue) > 0 {
+		head := c.queue[0]
+		if head.rec.Kind == 0 {
+			c.popQueue(1)
+			if n := len(c.groups); n > 0 {
+				c.groups[n-1].items = append(c.groups[n-1].items, head)
+			} else {
+				c.finish(head)
+			}
+			continue
+		}
+		if len(c.groups) >= maxInFlight {
+			return
+		}
+		if c.mustRoll || !c.fits(head, 0, 0) {
+			if !c.roll() {
+				return
+			}
+		}
+		c.cut()
+	}
+}
+
+// fits reports whether a record may follow n others in the group being cut.
+func (c *Core) fits(it *item, n int, bodies int64) bool {
+	if it.rec.Kind == segment.KindEntry {
+		// A ledger that was deleted may come back, but never in the segment of its tombstone: then the
+		// sequence number alone tells which of its entries are dead.
+		if t, ok := c.table.tomb(it.rec.Ledger); ok && t.at.seq == c.active.seq {
+			return false
+		}
+	}
+	if n == 0 && c.active.batches == 0 {
+		return true // what is too large for any segment makes its own one longer
+	}
+	return c.active.appender.Room(n+1, bodies+int64(len(it.rec.Body)))
+}
+
+// roll makes the next segment the active one, if it is there.
+func (c *Core) roll() bool {
+	if c.next == nil {
+		switch {
+		case !c.noNext:
+			c.askPrepare()
+		case !c.prepareAsked && c.unsealed < maxUnsealed:
+			// No space for an ordinary segment: what is urgent gets one from the reserve.
+			c.turnAdds()
+			if c.urgentQueued() {
+				c.prepareAsked, c.ready.Reserve = true, true
+			}
+		}
+		return false
+	}
+	old := c.active
+	old.rolled = true
+	c.previous = old
+	c.active, c.next, c.mustRoll = c.next, nil, false
+	c.sealIfDone(old)
+	return true
+}
+
+func (c *Core) askPrepare() {
+	if !c.prepareAsked && !c.noNext && c.next == nil && c.unsealed < maxUnsealed {
+		c.prepareAsked = true
+		c.ready.Prepare = true
+	}
+}
+
+func (c *Core) stepPrepared(ev *Prepared) {
+	c.prepareAsked = false
+	switch {
+	case ev.Err == nil:
+		c.next = ev.Segment
+		c.unsealed++
+	case !errors.Is(ev.Err, syscall.ENOSPC):
+		c.fail(fmt.Errorf("prepare segment: %w", ev.Err))
+	case c.noNext:
+		c.stalled = true // the reserve is used up
+	default:
+		c.noNext, c.spaceOut = true, true
+	}
+}
+
+func (c *Core) stepSealed(ev *Sealed) {
+	c.unsealed--
+	if ev.Err != nil {
+		c.fail(fmt.Errorf("seal segment %d: %w", ev.Segment.seq, ev.Err))
+		return
+	}
+	for _, l := range c.table.snapshot() {
+		if len(l.runs) == 0 {
+			continue
+		}
+		sh := c.table.shard(l.id)
+		sh.mu.Lock()
+		for _, r := range l.runs {
+			if r.seg == ev.Segment {
+				r.slots = nil
+			}
+		}
+		sh.mu.Unlock()
+	}
+	ev.Segment.sealed.Store(true)
+}
+
+func (c *Core) urgentQueued() bool {
+	for _, it := range c.queue {
+		if it.rec.Kind != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Core) sealIfDone(s *Segment) {
+	if s.rolled && s.inFlight == 0 {
+		c.ready.Seals = append(c.ready.Seals, s)
+	}
+}
+
+func (c *Core) cut() {
+	b := c.newBatch()
+	b.Segment, b.DurableUpto = c.active, c.active.durable
+	if c.previous != nil {
+		b.PreviousDurable = c.previous.durable
+	}
+	var bodies int64
+	n := 0
+	for _, it := range c.queue {
+		if it.rec.Kind != 0 {
+			size := int64(len(it.rec.Body))
+			if len(b.Records) > 0 && (bodies+size > groupBytes || len(b.Records) == maxGroupRecords || !c.fits(it, len(b.Records), bodies)) {
+				break
+			}
+			bodies += size
+			b.Records = append(b.Records, it.rec)
+		}
+		b.items = append(b.items, it)
+		n++
+	}
+	c.popQueue(n)
+	c.groups = append(c.groups, b)
+	c.writing = true
+	c.active.inFlight++
+	c.ready.Append = b
+}
+
+// maxGroupRecords keeps a group of tiny records within a batch's limit.
+const maxGroupRecords = 8192
+
+func (c *Core) newBatch() *Batch {
+	if n := len(c.free); n > 0 {
+		b := c.free[n-1]
+		c.free = c.free[:n-1]
+		return b
+	}
+	return &Batch{}
+}
+
+func (c *Core) popQueue(n int) {
+	if len(c.queue)-n > 4*n { // moving the rest would cost more than the memory behind it
+		clear(c.queue[:n])
+		c.queue = c.queue[n:]
+		return
+	}
+	rest := copy(c.queue, c.queue[n:])
+	clear(c.queue[rest:])
+	c.queue = c.queue[:rest]
+}
+
+func (c *Core) stepWritten(ev *Written) {
+	b := ev.Batch
+	c.writing = false
+	switch {
+	case ev.Err == nil:
+		b.end = ev.End
+		b.Segment.batches++
+		for i, j := 0, 0; i < len(b.items); i++ {
+			if it := b.items[i]; it.rec.Kind != 0 {
+				it.location = ev.Locations[j]
+				j++
+			}
+		}
+		c.ready.Syncs = append(c.ready.Syncs, b)
+		c.askPrepare()
+	case errors.Is(ev.Err, syscall.ENOSPC):
+		c.refuseForSpace(b)
+	default:
+		c.fail(fmt.Errorf("write segment %d: %w", b.Segment.seq, ev.Err))
+	}
+}
+
+// refuseForSpace takes back a group that found no room on the disk. Nothing of it counts: the next group is
+// written over whatever part of it reached the file. Adds are answered ReadOnly; what is urgent goes to the next
+// segment, which comes out of the reserve, and waits for space if that has no room either.
+func (c *Core) refuseForSpace(b *Batch) {
+	c.spaceOut = true
+	if b.Segment.batches == 0 {
+		c.stalled = true
+	} else {
+		c.mustRoll = true
+	}
+	b.Segment.inFlight--
+	c.groups = c.groups[:len(c.groups)-1]
+	c.queue = append(append(make([]*item, 0, len(b.items)+len(c.queue)), b.items...), c.queue...)
+	c.recycle(b)
+	c.turnAdds()
+}
+
+// turnAdds answers the adds in the queue that may be refused for want of space.
+func (c *Core) turnAdds() {
+	kept := c.queue[:0]
+	for _, it := range c.queue {
+		if it.rec.Kind != segment.KindEntry || it.urgent {
+			kept = append(kept, it)
+			continue
+		}
+		l := it.ledger
+		c.pendingBytes -= int64(len(it.rec.Body))
+		delete(l.pending, it.rec.Entry)
+		if l.queued--; !l.durable && l.queued == 0 {
+			c.table.forget(l)
+		}
+		c.reply(it, errFull)
+	}
+	clear(c.queue[len(kept):])
+	c.queue = kept
+}
+
+func (c *Core) stepSynced(ev *Synced) {
+	if ev.Err != nil {
+		c.fail(fmt.Errorf("sync segment %d: %w", ev.Batch.Segment.seq, ev.Err))
+		return
+	}
+	ev.Batch.synced = true
+	for len(c.groups) > 0 && c.groups[0].synced {
+		b := c.groups[0]
+		c.groups = append(c.groups[:0], c.groups[1:]...)
+		c.commit(b)
+	}
+	for len(c.deferred) > 0 {
+		ev := c.deferred[0]
+		c.deferred = c.deferred[1:]
+		c.Step(ev)
+	}
+}
+
+// commit makes a durable group visible and answers it.
+func (c *Core) commit(b *Batch) {
+	s := b.Segment
+	s.durable = b.end
+	s.inFlight--
+	for _, it := range b.items {
+		c.apply(s, it)
+		c.finish(it)
+	}
+	c.sealIfDone(s)
+	c.recycle(b)
+}
+
+func (c *Core) recycle(b *Batch) {
+	clear(b.Records)
+	clear(b.items)
+	*b = Batch{Records: b.Records[:0], items: b.items[:0]}
+	c.free = append(c.free, b)
+}
+
+// apply files a durable record.
+func (c *Core) apply(s *Segment, it *item) {
+	kind, l := it.rec.Kind, it.ledger
+	switch {
+	case kind == 0:
+		return
+	case l == nil: // a tombstone carried forward: its first place counts
+		sh := c.table.shard(it.rec.Ledger)
+		sh.mu.Lock()
+		if t, ok := sh.tombs[it.rec.Ledger]; ok {
+			t.in = s.seq
+			sh.tombs[it.rec.Ledger] = t
+		}
+		sh.mu.Unlock()
+		return
+	}
+	c.pendingBytes -= int64(len(it.rec.Body))
+	l.queued--
+	sh := c.table.shard(l.id)
+	sh.mu.Lock()
+	l.durable = true
+	switch kind {
+	case segment.KindEntry:
+		l.addEntry(s, it.rec.Entry, it.location.Offset, it.location.Length)
+		sh.raiseLAC(l, it.rec.LAC, s.seq)
+		delete(l.pending, it.rec.Entry)
+	case segment.KindFence:
+		if it.rec.Term >= l.term {
+			l.term, l.termIn = it.rec.Term, s.seq
+		}
+	case segment.KindLAC:
+		sh.raiseLAC(l, it.rec.LAC, s.seq)
+		if it.rec.LAC == l.lac {
+			l.lacIn = s.seq
+		}
+	case segment.KindLimbo, segment.KindLimboCleared:
+		l.limbo, l.limboIn = kind == segment.KindLimbo, s.seq
+		if l.id == everyLedger {
+			c.table.lossAll.Store(l.limbo)
+		}
+	case segment.KindTombstone:
+		sh.tombs[l.id] = tomb{at: logPlace{seq: s.seq, offset: it.location.Offset}, in: s.seq}
+		for _, r := range l.runs {
+			r.seg.live.Add(-r.bytes)
+		}
+		delete(sh.ledgers, l.id)
+		sh.wake(l.id)
+	}
+	sh.mu.Unlock()
+	if kind == segment.KindTombstone {
+		c.deferred = append(c.deferred, l.deferred...)
+		l.deferred = nil
+	}
+}
+
+// fail stops the store: what was accepted may or may not be on disk.
+func (c *Core) fail(err error) {
+	c.failed = err
+	c.ready.Fatal = err
+	c.ready.Append = nil
+	for _, b := range c.groups {
+		for _, it := range b.items {
+			c.reply(it, c.unknown())
+		}
+	}
+	for _, it := range c.queue {
+		c.reply(it, c.unknown())
+	}
+	c.groups, c.queue, c.pendingBytes = nil, nil, 0
+	for _, l := range c.table.snapshot() {
+		c.deferred = append(c.deferred, l.deferred...)
+		l.deferred = nil
+	}
+	for _, ev := range c.deferred {
+		c.stepFailed(ev)
+	}
+	c.deferred = nil
+}
+
+func (c *Core) unknown() error {
+	return &bookiewire.Error{Code: bookiewire.Unknown, Detail: "the store has stopped: " + c.failed.Error()}
+}
+
+func (c *Core) stepFailed(ev Event) {
+	if _, ok := ev.(*Checked); ok {
+		c.checking--
+	}
+	if it := requestOf(ev); it != nil {
+		c.reply(it, c.unknown())
+	}
+}
+
+// requestOf returns who waits for the event's answer.
+func requestOf(ev Event) *item {
+	switch ev := ev.(type) {
+	case *Add:
+		return ev.asItem()
+	case *Checked:
+		return ev.Check.Add.asItem()
+	case *Fence:
+		return &item{fenced: ev.Done}
+	case *LAC:
+		return &item{done: ev.Done}
+	case *Limbo:
+		return &item{done: ev.Done}
+	case *Delete:
+		return &item{done: ev.Done}
+	case *Carry:
+		return &item{done: ev.Done}
+	case *Replaced:
+		return &item{done: ev.Done}
+	}
+	return nil
+}
+
+func sameBody(a, b *item) bool {
+	return a.rec.Checksum == b.rec.Checksum && bytes.Equal(a.rec.Body, b.rec.Body)
+}

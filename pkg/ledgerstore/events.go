@@ -1,0 +1,463 @@
+package ledgerstore
+
+import (
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/segment"
+)
+
+// Event is what a [Core] steps on.
+type Event interface{ event() }
+
+// Add stores one entry. It is the store's, body included, until Done.
+type Add struct {
+	bookiewire.Add
+	// Generation is what Admission returned; it counts only if the ledger is unknown.
+	Generation uint64
+	// Done is called once, from the store's completion goroutine, in the order of acceptance: nil after the entry
+	// is on disk, or a *bookiewire.Error. It must not block.
+	Done func(error)
+
+	item item
+}
+
+// Fence raises a ledger's term.
+type Fence struct {
+	bookiewire.Fence
+	Done func(bookiewire.FenceReply, error)
+}
+
+// LAC makes a LAC known.
+type LAC struct {
+	bookiewire.WriteLAC
+	Done func(error)
+}
+
+// Limbo puts a ledger in limbo and fences it, or ends its limbo.
+type Limbo struct {
+	Ledger entry.LedgerID
+	Clear  bool
+	Done   func(error)
+}
+
+// Delete buries a ledger.
+type Delete struct {
+	Ledger entry.LedgerID
+	Done   func(error)
+}
+
+// Carry writes again each control record that is in force and stands in one of the segments, so that they can go.
+type Carry struct {
+	Segments []uint64
+	// Elsewhere reports whether a segment up to a sequence number, other than those, has records of the ledger.
+	Elsewhere func(l entry.LedgerID, upto uint64) bool
+	Done      func(error)
+}
+
+// Check is the question whether an entry is stored already, and is the same.
+type Check struct {
+	Add *Add
+	// places are where it may be.
+	places []candidate
+	upto   uint64
+}
+
+// Checked answers a Check.
+type Checked struct {
+	Check *Check
+	// Found: the entry is stored. Same: with this body.
+	Found, Same bool
+	// Err: it cannot be told.
+	Err error
+}
+
+// Prepared is the outcome of Ready.Prepare.
+type Prepared struct {
+	Segment *Segment
+	Err     error
+}
+
+// Written is the outcome of Ready.Append. An error that is ENOSPC refuses the batch; any other stops the store.
+type Written struct {
+	Batch *Batch
+	// Locations of the batch's records; read during the step only.
+	Locations []segment.Location
+	// End of the segment behind the batch.
+	End int64
+	Err error
+}
+
+// Synced is the outcome of one of Ready.Syncs. An error stops the store.
+type Synced struct {
+	Batch *Batch
+	Err   error
+}
+
+// Sealed is the outcome of one of Ready.Seals. An error stops the store.
+type Sealed struct {
+	Segment *Segment
+	Err     error
+}
+
+// Replaced says that compaction has replaced segments, durably.
+type Replaced struct {
+	// Old are gone from the manifest.
+	Old []*Segment
+	// New holds what was copied; nil if nothing was.
+	New *Segment
+	// Runs describe New.
+	Runs []segment.LedgerInfo
+	Done func(error)
+}
+
+// Space tells how full the disk is. It is repeated as long as the store lives: each ends what a refused write began.
+type Space struct{ State State }
+
+// Broken stops the store: something beside the log, that it stands on, has failed.
+type Broken struct{ Err error }
+
+// quit says that nothing more will be asked.
+type quit struct{}
+
+func (*Broken) event()   {}
+func (*quit) event()     {}
+func (*Add) event()      {}
+func (*Fence) event()    {}
+func (*LAC) event()      {}
+func (*Limbo) event()    {}
+func (*Delete) event()   {}
+func (*Carry) event()    {}
+func (*Checked) event()  {}
+func (*Prepared) event() {}
+func (*Written) event()  {}
+func (*Synced) event()   {}
+func (*Sealed) event()   {}
+func (*Replaced) event() {}
+func (*Space) event()    {}
+
+func (a *Add) asItem() *item {
+	a.item = item{
+		add:    a,
+		urgent: a.Recovery,
+		rec: segment.Record{
+			Kind: segment.KindEntry, Ledger: a.Ledger, Entry: a.Entry, LAC: a.LAC, Term: a.Term,
+			Nonce: a.Nonce, Checksum: a.Checksum, Body: a.Body,
+		},
+	}
+	return &a.item
+}
+
+var (
+	errFull       = &bookiewire.Error{Code: bookiewire.ReadOnly, Detail: "disk is full"}
+	errReadOnly   = &bookiewire.Error{Code: bookiewire.ReadOnly, Detail: "no new ledgers: disk is filling up"}
+	errOverloaded = &bookiewire.Error{Code: bookiewire.Overloaded, Detail: "too many bytes are on their way to the disk"}
+	errStale      = &bookiewire.Error{Code: bookiewire.NotAdmitted, Detail: "admission is outdated"}
+	errDeleted    = &bookiewire.Error{Code: bookiewire.NotAdmitted, Detail: "ledger was deleted here"}
+	errDiffers    = &bookiewire.Error{Code: bookiewire.BadRequest, Detail: "entry is stored with other bytes"}
+	errTerm       = &bookiewire.Error{Code: bookiewire.BadRequest, Detail: "a term without the recovery flag"}
+	errLimbo      = &bookiewire.Error{Code: bookiewire.Unknown, Detail: "records of the ledger may have been lost here"}
+	errNoLedger   = &bookiewire.Error{Code: bookiewire.NoLedger}
+	errNoEntry    = &bookiewire.Error{Code: bookiewire.NoEntry}
+)
+
+// fencedBy is the refusal of what is older than the ledger's term.
+func fencedBy(l *ledger) error {
+	return &bookiewire.Error{Code: bookiewire.Fenced, Term: l.acceptedTerm}
+}
+
+// refuse answers it with err, behind what the refusal stands on if that is not durable yet.
+func (c *Core) refuse(it *item, err error, standsOnDisk bool) {
+	if standsOnDisk {
+		c.reply(it, err)
+		return
+	}
+	it.err = err
+	c.behind(it)
+}
+
+// stepAdd decides about an add. upto is the newest segment whose footer has been asked for the entry.
+func (c *Core) stepAdd(a *Add, upto uint64) {
+	it := a.asItem()
+	l := c.table.lookup(a.Ledger)
+	switch {
+	case a.Term != 0 && !a.Recovery:
+		c.reply(it, errTerm)
+		return
+	case l != nil && l.deleting:
+		c.reply(it, errDeleted)
+		return
+	case l == nil:
+		if err := c.admitUnknown(a); err != nil {
+			c.reply(it, err)
+			return
+		}
+	case a.Recovery && a.Term < l.acceptedTerm, !a.Recovery && (l.acceptedTerm > 0 || l.acceptedLimbo):
+		c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
+		return
+	default:
+		if c.duplicate(it, l, upto) {
+			return
+		}
+	}
+	if !a.Recovery {
+		var err error
+		switch state := c.State(); {
+		case state == Full:
+			err = errFull
+		case l == nil && state == ReadOnly:
+			err = errReadOnly
+		case c.pendingBytes > 0 && c.pendingBytes+int64(len(a.Body)) > c.pendingLimit:
+			err = errOverloaded
+		}
+		if err != nil {
+			c.reply(it, err)
+			return
+		}
+	}
+	if l == nil {
+		l = c.table.create(a.Ledger)
+	}
+	if a.Term > l.acceptedTerm { // a recovery that began elsewhere
+		c.raiseTerm(l, a.Term, &item{})
+	}
+	it.ledger = l
+	if l.pending == nil {
+		l.pending = map[entry.EntryID]*item{}
+	}
+	l.pending[a.Entry] = it
+	c.enqueue(it)
+}
+
+// admitUnknown decides whether an add may make its ledger known here.
+func (c *Core) admitUnknown(a *Add) error {
+	_, buried := c.table.tomb(a.Ledger)
+	switch {
+	case a.Generation != c.table.generation(a.Ledger).Load():
+		return errStale
+	case buried && !a.Recovery:
+		return errDeleted
+	case c.table.lossAll.Load() && !a.Recovery:
+		return errLimbo
+	}
+	return nil
+}
+
+// duplicate reports whether it is taken care of because the entry is here, or may be.
+func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
+	if first := l.pending[it.rec.Entry]; first != nil {
+		if !sameBody(first, it) {
+			c.refuse(it, errDiffers, false)
+			return true
+		}
+		it.next, first.next = first.next, it
+		return true
+	}
+	c.found = l.find(it.rec.Entry, c.found[:0])
+	ask := false
+	newest := upto
+	for _, f := range c.found {
+		ask = ask || !f.footer || f.seg.seq > upto
+		newest = max(newest, f.seg.seq)
+	}
+	if ask {
+		c.checking++
+		c.ready.Checks = append(c.ready.Checks, &Check{Add: it.add, places: append([]candidate(nil), c.found...), upto: newest})
+	}
+	return ask
+}
+
+func (c *Core) stepChecked(ev *Checked) {
+	a := ev.Check.Add
+	c.checking--
+	switch {
+	case ev.Err != nil:
+		c.reply(a.asItem(), &bookiewire.Error{Code: bookiewire.Unknown, Detail: ev.Err.Error()})
+	case !ev.Found:
+		c.stepAdd(a, ev.Check.upto)
+	default:
+		// The answer stands on a durable copy, unless the ledger was fenced or deleted meanwhile.
+		it, l := a.asItem(), c.table.lookup(a.Ledger)
+		switch {
+		case l == nil || l.deleting:
+			c.reply(it, errDeleted)
+		case a.Recovery && a.Term < l.acceptedTerm, !a.Recovery && (l.acceptedTerm > 0 || l.acceptedLimbo):
+			c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
+		case !ev.Same:
+			c.reply(it, errDiffers)
+		default:
+			c.reply(it, nil)
+		}
+	}
+}
+
+// raiseTerm accepts a term above the ledger's. Whoever was admitted to the ledger before must be so again.
+func (c *Core) raiseTerm(l *ledger, term entry.Term, it *item) {
+	l.acceptedTerm = term
+	c.table.generation(l.id).Add(1)
+	it.ledger, it.urgent = l, true
+	it.rec = segment.Record{Kind: segment.KindFence, Ledger: l.id, Term: term}
+	c.enqueue(it)
+}
+
+func (c *Core) stepFence(f *Fence) {
+	it := &item{fenced: f.Done}
+	l := c.table.lookup(f.Ledger)
+	switch {
+	case l != nil && l.deleting:
+		l.deferred = append(l.deferred, f)
+	case l != nil && f.Term < l.acceptedTerm:
+		c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
+	case l != nil && f.Term == l.acceptedTerm:
+		it.ledger = l
+		c.behind(it)
+	default:
+		if l == nil {
+			l = c.table.create(f.Ledger)
+		}
+		c.raiseTerm(l, f.Term, it)
+	}
+}
+
+func (c *Core) stepLAC(w *LAC) {
+	it := &item{done: w.Done, urgent: true}
+	l := c.table.lookup(w.Ledger)
+	switch {
+	case l == nil || l.deleting:
+		c.reply(it, errNoLedger)
+	case w.LAC <= l.lac:
+		c.reply(it, nil)
+	default:
+		it.ledger = l
+		it.rec = segment.Record{Kind: segment.KindLAC, Ledger: l.id, LAC: w.LAC, Nonce: w.Nonce}
+		c.enqueue(it)
+	}
+}
+
+func (c *Core) stepLimbo(ev *Limbo) {
+	it := &item{done: ev.Done, urgent: true}
+	l := c.table.lookup(ev.Ledger)
+	switch {
+	case l != nil && l.deleting:
+		l.deferred = append(l.deferred, ev)
+		return
+	case ev.Clear && l == nil:
+		c.reply(it, nil)
+		return
+	case l == nil:
+		l = c.table.create(ev.Ledger)
+	}
+	if l.acceptedLimbo == !ev.Clear {
+		c.behind(it)
+		return
+	}
+	if !ev.Clear && l.acceptedTerm == 0 && l.id != everyLedger {
+		c.raiseTerm(l, 1, &item{}) // stays when the limbo ends
+	}
+	l.acceptedLimbo = !ev.Clear
+	c.table.generation(l.id).Add(1)
+	kind := segment.KindLimbo
+	if ev.Clear {
+		kind = segment.KindLimboCleared
+	}
+	it.ledger = l
+	it.rec = segment.Record{Kind: kind, Ledger: l.id}
+	c.enqueue(it)
+}
+
+func (c *Core) stepDelete(ev *Delete) {
+	it := &item{done: ev.Done, urgent: true}
+	c.table.generation(ev.Ledger).Add(1)
+	l := c.table.lookup(ev.Ledger)
+	switch {
+	case l == nil:
+		c.behind(it)
+	case l.deleting:
+		l.deferred = append(l.deferred, ev)
+	default:
+		sh := c.table.shard(l.id)
+		sh.mu.Lock()
+		l.deleting = true
+		sh.mu.Unlock()
+		it.ledger = l
+		it.rec = segment.Record{Kind: segment.KindTombstone, Ledger: l.id}
+		c.enqueue(it)
+	}
+}
+
+// stepCarry writes again what stands in segments that are to go. What is on its way to the disk already has been
+// superseded, and needs no carrying.
+func (c *Core) stepCarry(ev *Carry) {
+	going := map[uint64]bool{}
+	for _, seq := range ev.Segments {
+		going[seq] = true
+	}
+	carry := func(l *ledger, rec segment.Record) {
+		rec.Ledger = l.id
+		c.enqueue(&item{ledger: l, urgent: true, rec: rec})
+	}
+	for _, l := range c.table.snapshot() {
+		if l.deleting {
+			continue
+		}
+		if going[l.termIn] && l.acceptedTerm == l.term {
+			carry(l, segment.Record{Kind: segment.KindFence, Term: l.term})
+		}
+		if going[l.limboIn] && l.acceptedLimbo == l.limbo {
+			kind := segment.KindLimboCleared
+			if l.limbo {
+				kind = segment.KindLimbo
+			}
+			carry(l, segment.Record{Kind: kind})
+		}
+		if going[l.lacIn] {
+			carry(l, segment.Record{Kind: segment.KindLAC, LAC: l.lac})
+		}
+	}
+	for id, t := range c.table.tombSnapshot() {
+		switch {
+		case !going[t.in]:
+		case !ev.Elsewhere(id, t.at.seq):
+			c.table.dropTomb(id)
+		default:
+			c.enqueue(&item{urgent: true, rec: segment.Record{
+				Kind: segment.KindTombstone, Ledger: id,
+				Nonce: t.at.seq, Term: entry.Term(t.at.offset), //nolint:gosec // offsets are positive
+			}})
+		}
+	}
+	c.behind(&item{done: ev.Done})
+}
+
+// stepReplaced moves what the table knows from the old segments to the new one.
+func (c *Core) stepReplaced(ev *Replaced) {
+	old := map[*Segment]bool{}
+	for _, s := range ev.Old {
+		old[s] = true
+	}
+	fresh := map[entry.LedgerID]segment.LedgerInfo{}
+	for _, in := range ev.Runs {
+		fresh[in.Ledger] = in
+	}
+	for _, l := range c.table.snapshot() {
+		sh := c.table.shard(l.id)
+		sh.mu.Lock()
+		moved := false
+		kept := make([]*run, 0, len(l.runs))
+		for _, r := range l.runs {
+			if old[r.seg] {
+				moved = true
+				continue
+			}
+			kept = append(kept, r)
+		}
+		if moved {
+			l.runs = kept
+			if in, ok := fresh[l.id]; ok && ev.New != nil {
+				l.addRun(&run{seg: ev.New, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
+				ev.New.live.Add(in.Bytes)
+			}
+		}
+		sh.mu.Unlock()
+	}
+	c.reply(&item{done: ev.Done}, nil)
+}

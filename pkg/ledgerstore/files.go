@@ -1,0 +1,268 @@
+package ledgerstore
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	iofs "io/fs"
+	"path"
+	"slices"
+	"sync"
+	"syscall"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/segment"
+)
+
+const (
+	lockName  = "LOCK"
+	spareForm = "spare-%d.seg"
+	// maxOpenSegments bounds the descriptors kept open for reading.
+	maxOpenSegments = 512
+)
+
+func segmentName(seq uint64, rewrite uint32) string {
+	return fmt.Sprintf("%016x-%04x.seg", seq, rewrite)
+}
+
+// parseSegmentName accepts exactly what segmentName writes.
+func parseSegmentName(name string) (seq uint64, rewrite uint32, ok bool) {
+	_, err := fmt.Sscanf(name, "%016x-%04x.seg", &seq, &rewrite)
+	return seq, rewrite, err == nil && name == segmentName(seq, rewrite)
+}
+
+func parseSpareName(name string) (n int, ok bool) {
+	_, err := fmt.Sscanf(name, spareForm, &n)
+	return n, err == nil && name == fmt.Sprintf(spareForm, n)
+}
+
+// segments are the files of a store.
+type segments struct {
+	mu        sync.RWMutex
+	all       []*Segment // by sequence
+	spares    []string   // names
+	nextSpare int
+	opened    int // since the last trim
+
+	publishing sync.Mutex // over writing the manifest
+	manifest   *manifest
+}
+
+func (g *segments) list() []*Segment {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return slices.Clone(g.all)
+}
+
+func (g *segments) insert(s *Segment) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i, _ := slices.BinarySearchFunc(g.all, s, func(a, b *Segment) int {
+		if a.seq != b.seq {
+			if a.seq < b.seq {
+				return -1
+			}
+			return 1
+		}
+		return int(a.gen) - int(b.gen)
+	})
+	g.all = slices.Insert(g.all, i, s)
+}
+
+func (g *segments) drop(s *Segment) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all = slices.DeleteFunc(g.all, func(o *Segment) bool { return o == s })
+}
+
+// trim closes files that nobody reads when many were opened.
+func (g *segments) trim() {
+	g.mu.Lock()
+	g.opened++
+	if g.opened < maxOpenSegments {
+		g.mu.Unlock()
+		return
+	}
+	g.opened = 0
+	all := slices.Clone(g.all)
+	g.mu.Unlock()
+	open := 0
+	for _, s := range all {
+		if s.handle.isOpen() {
+			if open++; open > maxOpenSegments/2 {
+				s.handle.trim()
+			}
+		}
+	}
+}
+
+// publish changes the manifest, durably. An error that is ENOSPC has changed nothing; after any other it is not
+// known which manifest a restart will find.
+func (s *Store) publish(change func(*manifest)) error {
+	g := &s.segments
+	g.publishing.Lock()
+	defer g.publishing.Unlock()
+	m := g.manifest.clone()
+	change(m)
+	if err := writeManifest(s.fs, s.cfg.Dir, m); err != nil {
+		return err
+	}
+	g.manifest = m
+	return nil
+}
+
+func (s *Store) nextSequence() uint64 {
+	s.segments.publishing.Lock()
+	defer s.segments.publishing.Unlock()
+	return s.segments.manifest.next
+}
+
+func newUUID() (u entry.UUID) {
+	_, _ = rand.Read(u[:]) // never fails
+	return u
+}
+
+// prepare makes the next segment of the log, durably listed. It takes a spare file if there are more than the
+// reserve, or if it may use the reserve.
+func (s *Store) prepare(reserve bool) (*Segment, error) {
+	seg := &Segment{seq: s.nextSequence()}
+	w, err := s.create(seg, s.cfg.SegmentSize, reserve)
+	if err != nil {
+		return nil, err
+	}
+	err = s.publish(func(m *manifest) {
+		m.add(manifestSegment{sequence: seg.seq, rewrite: seg.gen, uuid: seg.uuid})
+	})
+	if err != nil {
+		return nil, errors.Join(err, w.Close(), s.fs.Remove(seg.path))
+	}
+	s.segments.insert(seg)
+	return seg, nil
+}
+
+// create makes the file of seg. On an error there is none.
+func (s *Store) create(seg *Segment, size int64, reserve bool) (*segment.Writer, error) {
+	seg.path = path.Join(s.cfg.Dir, segmentName(seg.seq, seg.gen))
+	seg.uuid = newUUID()
+	h := segment.Header{SegmentUUID: seg.uuid, Sequence: seg.seq, Cluster: s.cfg.Cluster, Storage: s.cfg.Storage}
+	w, err := s.createFile(seg.path, h, size, s.takeSpare(reserve))
+	if err != nil {
+		if rmErr := s.fs.Remove(seg.path); rmErr != nil && !errors.Is(rmErr, iofs.ErrNotExist) {
+			err = errors.Join(err, rmErr)
+		}
+		return nil, err
+	}
+	seg.appender, seg.handle.writer = w, w
+	seg.size.Store(w.Size())
+	return w, nil
+}
+
+func (s *Store) createFile(at string, h segment.Header, size int64, spare string) (*segment.Writer, error) {
+	if spare == "" {
+		return segment.Create(s.fs, at, h, size, false)
+	}
+	from := path.Join(s.cfg.Dir, spare)
+	info, err := s.fs.Stat(from)
+	if err != nil {
+		return nil, fmt.Errorf("take spare: %w", err)
+	}
+	if err := s.fs.Rename(from, at); err != nil {
+		return nil, fmt.Errorf("take spare: %w", err)
+	}
+	w, err := segment.Create(s.fs, at, h, size, true)
+	if errors.Is(err, syscall.ENOSPC) && info.Size < size {
+		// A sealed file was cut behind its footer; with no byte left on the disk that much has to do.
+		w, err = segment.Create(s.fs, at, h, info.Size, true)
+	}
+	return w, err
+}
+
+// takeSpare returns the name of a spare file that may be used, "" if there is none.
+func (s *Store) takeSpare(reserve bool) string {
+	g := &s.segments
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := len(g.spares)
+	if n == 0 || !reserve && n <= s.cfg.Spares {
+		return ""
+	}
+	name := g.spares[n-1]
+	g.spares = g.spares[:n-1]
+	return name
+}
+
+// maxSpares is the reserve, and one for the log to take next.
+func (s *Store) maxSpares() int { return s.cfg.Spares + 1 }
+
+// discard removes a file that the manifest lists no more, or keeps it as a spare.
+func (s *Store) discard(seg *Segment) error {
+	idle := seg.handle.close()
+	info, err := s.fs.Stat(seg.path)
+	if err != nil {
+		return fmt.Errorf("discard segment: %w", err)
+	}
+	if idle && info.Size >= s.cfg.SegmentSize/2 && info.Size <= s.cfg.SegmentSize {
+		if name, ok := s.nameSpare(); ok {
+			if err := segment.Retire(s.fs, seg.path, path.Join(s.cfg.Dir, name)); err != nil {
+				return fmt.Errorf("keep segment as spare: %w", err)
+			}
+			s.addSpare(name)
+			return nil
+		}
+	}
+	if err := s.fs.Remove(seg.path); err != nil {
+		return fmt.Errorf("discard segment: %w", err)
+	}
+	return nil
+}
+
+// nameSpare returns a name for another spare, if there is to be one.
+func (s *Store) nameSpare() (string, bool) {
+	g := &s.segments
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.spares) >= s.maxSpares() {
+		return "", false
+	}
+	g.nextSpare++
+	return fmt.Sprintf(spareForm, g.nextSpare), true
+}
+
+func (s *Store) addSpare(name string) {
+	s.segments.mu.Lock()
+	defer s.segments.mu.Unlock()
+	s.segments.spares = append(s.segments.spares, name)
+}
+
+// fillReserve allocates spare files until the reserve is complete.
+func (s *Store) fillReserve() error {
+	for s.spareCount() < s.cfg.Spares {
+		name, ok := s.nameSpare()
+		if !ok {
+			return nil
+		}
+		temp := path.Join(s.cfg.Dir, name+".tmp")
+		h := segment.Header{SegmentUUID: newUUID(), Cluster: s.cfg.Cluster, Storage: s.cfg.Storage}
+		w, err := segment.Create(s.fs, temp, h, s.cfg.SegmentSize, false)
+		if err == nil {
+			err = w.Close()
+		}
+		if err == nil {
+			err = segment.Retire(s.fs, temp, path.Join(s.cfg.Dir, name))
+		}
+		if err != nil {
+			if rmErr := s.fs.Remove(temp); rmErr != nil && !errors.Is(rmErr, iofs.ErrNotExist) {
+				err = errors.Join(err, rmErr)
+			}
+			return fmt.Errorf("fill reserve: %w", err)
+		}
+		s.addSpare(name)
+	}
+	return nil
+}
+
+func (s *Store) spareCount() int {
+	s.segments.mu.RLock()
+	defer s.segments.mu.RUnlock()
+	return len(s.segments.spares)
+}

@@ -1,0 +1,512 @@
+package ledgerstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	iofs "io/fs"
+	"log/slog"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/segment"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// Open locks the directory, recovers what is in it, and returns a store that is ready to serve: each segment is
+// sealed, the index complete, and what may have been lost is in limbo and fenced, durably. It scans only segments
+// that were not sealed. A nil reg leaves the metrics unregistered. Errors: vfs.ErrLocked if another process has the
+// directory; an identity that is not the configured one; disk errors.
+func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prometheus.Registerer) (_ *Store, err error) {
+	if cfg, err = cfg.withDefaults(); err != nil {
+		return nil, fmt.Errorf("configure store: %w", err)
+	}
+	m, err := newMetrics(reg)
+	if err != nil {
+		return nil, err
+	}
+	if err := makeDir(fs, cfg.Dir); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	lock, err := fs.Lock(path.Join(cfg.Dir, lockName))
+	if err != nil {
+		return nil, fmt.Errorf("lock data directory: %w", err)
+	}
+	s := &Store{
+		cfg: cfg, fs: fs, log: log, metrics: m, lock: lock,
+		cache:   newTailCache(cfg.CacheBytes),
+		inbox:   inbox{wake: make(chan struct{}, 1)},
+		outbox:  outbox{wake: make(chan struct{}, 1)},
+		syncs:   make(chan *Batch, maxInFlight),
+		loopEnd: make(chan struct{}),
+		kick:    make(chan struct{}, 1),
+		fatal:   make(chan error, 1),
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if cfg.CompactBytesPerSecond > 0 {
+		s.limiter = rate.NewLimiter(rate.Limit(cfg.CompactBytesPerSecond), int(max(cfg.CompactBytesPerSecond, groupBytes)))
+	}
+	rec := &recovery{store: s}
+	if err := rec.run(ctx); err != nil {
+		s.cancel()
+		rec.abandon()
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), lock.Close())
+	}
+	s.start()
+	if err := rec.finish(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.Close())
+	}
+	if err := s.startSpace(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.Close())
+	}
+	return s, nil
+}
+
+func makeDir(fs vfs.FS, dir string) error {
+	if _, err := fs.Stat(dir); err == nil {
+		return nil
+	}
+	if err := fs.MkdirAll(dir); err != nil {
+		return err
+	}
+	return fs.SyncDir(path.Dir(dir))
+}
+
+// start runs the goroutines that serve requests.
+func (s *Store) start() {
+	go s.run()
+	s.workers.Go(s.complete)
+	for range maxInFlight {
+		s.workers.Go(s.syncer)
+	}
+}
+
+// startSpace runs those that look after space.
+func (s *Store) startSpace() error {
+	state, err := s.measure()
+	if err != nil {
+		return fmt.Errorf("read the disk's usage: %w", err)
+	}
+	s.setState(state)
+	s.post(&Space{State: state})
+	s.workers.Go(s.watch)
+	if s.cfg.CompactBytesPerSecond > 0 {
+		s.workers.Go(s.compactor)
+	}
+	return nil
+}
+
+// recovery is one Open.
+type recovery struct {
+	store *Store
+	found []*recovered
+	lost  []manifestSegment
+	all   bool // it cannot be told whose records were lost
+	loss  []entry.LedgerID
+}
+
+// recovered is a segment that is there.
+type recovered struct {
+	seg      *Segment
+	reader   *segment.Reader    // if it was sealed
+	scan     *segment.Recovered // if it was not
+	ledgers  []segment.LedgerInfo
+	controls []segment.Control
+}
+
+// run brings the table up to what the disk says, and makes a segment to append to.
+func (r *recovery) run(ctx context.Context) error {
+	s := r.store
+	m, err := r.readManifest()
+	if err != nil {
+		return err
+	}
+	s.segments.manifest = m
+	if err := r.cleanUp(m); err != nil {
+		return err
+	}
+	if err := r.openSegments(ctx, m); err != nil {
+		return err
+	}
+	s.table = newTable(m.edition << 20)
+	r.load()
+	for _, f := range r.found {
+		s.segments.insert(f.seg)
+	}
+	active, err := s.prepare(false)
+	if errors.Is(err, syscall.ENOSPC) {
+		active, err = s.prepare(true)
+	}
+	if err != nil {
+		return err
+	}
+	unsealed := 1
+	for _, f := range r.found {
+		if f.scan != nil {
+			unsealed++
+		}
+	}
+	s.core = newCore(s.table, active, s.cfg.PendingBytes, 1)
+	s.log.Info("store recovered", "dir", s.cfg.Dir, "segments", len(r.found), "scanned", unsealed-1, "damaged", r.all || len(r.loss) > 0)
+	return nil
+}
+
+// abandon closes what a failed run has opened.
+func (r *recovery) abandon() {
+	for _, f := range r.found {
+		f.seg.handle.close()
+	}
+	for _, seg := range r.store.segments.list() {
+		seg.handle.close()
+	}
+}
+
+// readManifest returns the manifest in force; a fresh one in an empty directory; and one made up from the files if
+// it is damaged or gone.
+func (r *recovery) readManifest() (*manifest, error) {
+	s := r.store
+	m, err := readManifest(s.fs, s.cfg.Dir)
+	switch {
+	case err == nil && m != nil:
+		if m.cluster != s.cfg.Cluster || m.storage != s.cfg.Storage {
+			return nil, fmt.Errorf("the data belongs to storage %s of cluster %s, this is %s of %s: start with the right directory, or empty it to begin as a new bookie",
+				m.storage, m.cluster, s.cfg.Storage, s.cfg.Cluster)
+		}
+		return m, nil
+	case err != nil && !errors.Is(err, errManifest):
+		return nil, err
+	}
+	fresh := &manifest{next: 1, cluster: s.cfg.Cluster, storage: s.cfg.Storage}
+	names, listErr := s.fs.List(s.cfg.Dir)
+	if listErr != nil {
+		return nil, fmt.Errorf("list data directory: %w", listErr)
+	}
+	for _, name := range names {
+		if seq, rewrite, ok := parseSegmentName(name); ok {
+			r.adopt(fresh, name, seq, rewrite)
+		}
+	}
+	if err != nil || len(fresh.segments) > 0 {
+		// Without the list it cannot be told whether a segment is missing.
+		r.all = true
+		s.log.Error("manifest is lost: every ledger is put in limbo", "dir", s.cfg.Dir, "segments", len(fresh.segments), "error", err)
+	}
+	fresh.edition = 1
+	if err := writeManifest(s.fs, s.cfg.Dir, fresh); err != nil {
+		return nil, err
+	}
+	return fresh, nil
+}
+
+// adopt lists a segment file that a lost manifest may have listed. Of rewrites the newest that is whole counts.
+func (r *recovery) adopt(m *manifest, name string, seq uint64, rewrite uint32) {
+	s := r.store
+	at := path.Join(s.cfg.Dir, name)
+	h, err := segment.ReadHeader(s.fs, at)
+	if err != nil || h.Sequence != seq || h.Storage != s.cfg.Storage {
+		s.log.Error("file is not a segment of this store and is left alone", "path", at, "error", err)
+		return
+	}
+	if rewrite > 0 {
+		whole, err := segment.Open(s.fs, at)
+		if err != nil {
+			return
+		}
+		_ = whole.Close() // only read
+	}
+	m.add(manifestSegment{sequence: seq, rewrite: rewrite, uuid: h.SegmentUUID})
+}
+
+// cleanUp removes what no manifest lists: it was never acknowledged, or lives on elsewhere. Anything that does not
+// look like a file of this store is left alone.
+func (r *recovery) cleanUp(m *manifest) error {
+	s := r.store
+	names, err := s.fs.List(s.cfg.Dir)
+	if err != nil {
+		return fmt.Errorf("list data directory: %w", err)
+	}
+	for _, name := range names {
+		remove := name == manifestTemp || strings.HasPrefix(name, "spare-") && strings.HasSuffix(name, ".tmp")
+		if seq, rewrite, ok := parseSegmentName(name); ok {
+			remove = !r.all && !slices.ContainsFunc(m.segments, func(l manifestSegment) bool { return l.sequence == seq && l.rewrite == rewrite })
+		}
+		if n, ok := parseSpareName(name); ok {
+			s.segments.nextSpare = max(s.segments.nextSpare, n)
+			remove = s.spareCount() == s.maxSpares()
+			if !remove {
+				s.addSpare(name)
+			}
+		}
+		if remove {
+			if err := s.fs.Remove(path.Join(s.cfg.Dir, name)); err != nil {
+				return fmt.Errorf("remove leftover: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// openSegments opens what is sealed and scans what is not, newest first: each tells how much of the one before it
+// must be there.
+func (r *recovery) openSegments(ctx context.Context, m *manifest) error {
+	var durable int64
+	next := uint64(0)
+	for _, listed := range slices.Backward(m.segments) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if next != listed.sequence+1 {
+			durable = 0
+		}
+		f, err := r.openSegment(listed, durable)
+		if err != nil {
+			return err
+		}
+		next = listed.sequence
+		if f == nil {
+			durable = 0
+			r.all = true
+			r.lost = append(r.lost, listed)
+			continue
+		}
+		if f.reader != nil {
+			durable = f.reader.PrevDurable()
+		} else {
+			durable = f.scan.PrevDurable
+			r.noteDamage(f)
+		}
+		r.found = append(r.found, f)
+	}
+	slices.Reverse(r.found)
+	return nil
+}
+
+// openSegment returns nil without an error for a segment that is lost.
+func (r *recovery) openSegment(listed manifestSegment, durable int64) (*recovered, error) {
+	s := r.store
+	seg := &Segment{seq: listed.sequence, gen: listed.rewrite, uuid: listed.uuid}
+	seg.path = path.Join(s.cfg.Dir, segmentName(seg.seq, seg.gen))
+	f := &recovered{seg: seg}
+	err := f.open(s.fs, durable)
+	var damage *segment.CorruptError
+	switch {
+	case err == nil:
+		return f, nil
+	case errors.Is(err, iofs.ErrNotExist), errors.Is(err, segment.ErrBlank), errors.Is(err, segment.ErrRetired),
+		errors.Is(err, errForeign), errors.As(err, &damage):
+		seg.handle.close()
+		s.log.Error("segment is lost: every ledger is put in limbo", "path", seg.path, "error", err)
+		return nil, nil //nolint:nilnil // lost is an answer
+	}
+	seg.handle.close()
+	return nil, fmt.Errorf("open segment: %w", err)
+}
+
+var errForeign = errors.New("the file is another segment than the manifest lists")
+
+func (f *recovered) open(fs vfs.FS, durable int64) error {
+	r, err := segment.Open(fs, f.seg.path)
+	if err == nil {
+		f.reader = r
+		f.seg.handle.reader, f.seg.handle.sealed = r, true
+		if r.Header().SegmentUUID != f.seg.uuid {
+			return errForeign
+		}
+		if f.ledgers, err = r.Ledgers(); err == nil {
+			f.controls, err = r.Controls()
+		}
+		if err == nil {
+			f.seg.sealed.Store(true)
+			return f.seg.load(r)
+		}
+		f.reader = nil
+		f.seg.handle.trim()
+		f.seg.handle.sealed = false
+	}
+	var damage *segment.CorruptError
+	if !errors.Is(err, segment.ErrUnsealed) && !errors.As(err, &damage) {
+		return err
+	}
+	// Not sealed, or its footer is damaged: the batches tell what the footer would.
+	if f.scan, err = segment.Recover(fs, f.seg.path, durable); err != nil {
+		return err
+	}
+	if f.scan.Header.SegmentUUID != f.seg.uuid {
+		return errForeign
+	}
+	f.ledgers, f.controls = f.scan.Ledgers(), f.scan.Controls()
+	return nil
+}
+
+func (r *recovery) noteDamage(f *recovered) {
+	c := f.scan.Corrupt
+	if c == nil {
+		return
+	}
+	r.store.log.Error("segment has lost records that were acknowledged: their ledgers are put in limbo",
+		"path", f.seg.path, "gaps", len(c.Gaps), "ledgers", len(c.Ledgers), "all", c.AllLedgers)
+	r.all = r.all || c.AllLedgers
+	r.loss = append(r.loss, c.Ledgers...)
+}
+
+// load fills the table. Tombstones first: they tell which of the other records count.
+func (r *recovery) load() {
+	t := r.store.table
+	for _, f := range r.found {
+		for _, c := range f.controls {
+			if c.Kind != segment.KindTombstone {
+				continue
+			}
+			at := logPlace{seq: f.seg.seq, offset: c.Location.Offset}
+			if c.Nonce != 0 { // carried forward
+				at = logPlace{seq: c.Nonce, offset: int64(c.Term)} //nolint:gosec // was an offset
+			}
+			sh := t.shard(c.Ledger)
+			if old, ok := sh.tombs[c.Ledger]; !ok || !old.at.after(at) {
+				sh.tombs[c.Ledger] = tomb{at: at, in: f.seg.seq}
+			}
+		}
+	}
+	for _, f := range r.found {
+		for _, c := range f.controls {
+			r.loadControl(f.seg, c)
+		}
+		for _, in := range f.ledgers {
+			r.loadRun(f.seg, in)
+		}
+	}
+}
+
+func (r *recovery) ledger(id entry.LedgerID) *ledger {
+	l := r.store.table.lookup(id)
+	if l == nil {
+		l = r.store.table.create(id)
+		l.durable = true
+	}
+	return l
+}
+
+func (r *recovery) loadControl(seg *Segment, c segment.Control) {
+	t := r.store.table
+	at := logPlace{seq: seg.seq, offset: c.Location.Offset}
+	if tomb, ok := t.tomb(c.Ledger); c.Kind == segment.KindTombstone || ok && !at.after(tomb.at) {
+		return
+	}
+	l := r.ledger(c.Ledger)
+	switch c.Kind { //nolint:exhaustive // entries are no controls, tombstones were loaded before
+	case segment.KindFence:
+		if c.Term >= l.term {
+			l.term, l.acceptedTerm, l.termIn = c.Term, c.Term, seg.seq
+		}
+	case segment.KindLAC:
+		if c.LAC >= l.lac {
+			l.lac, l.lacIn = c.LAC, seg.seq
+		}
+	case segment.KindLimbo, segment.KindLimboCleared:
+		l.limbo, l.limboIn = c.Kind == segment.KindLimbo, seg.seq
+		l.acceptedLimbo = l.limbo
+		if l.id == everyLedger {
+			t.lossAll.Store(l.limbo)
+		}
+	}
+}
+
+func (r *recovery) loadRun(seg *Segment, in segment.LedgerInfo) {
+	if tomb, ok := r.store.table.tomb(in.Ledger); in.Entries == 0 || ok && seg.seq <= tomb.at.seq {
+		return
+	}
+	l := r.ledger(in.Ledger)
+	l.addRun(&run{seg: seg, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
+	seg.live.Add(in.Bytes)
+	if in.LAC > l.lac {
+		l.lac, l.lacIn = in.LAC, seg.seq
+	}
+}
+
+// finish makes the damage durable knowledge, and only then seals what was scanned: the seal forgets whom it affects.
+func (r *recovery) finish(ctx context.Context) error {
+	s := r.store
+	if r.all {
+		r.loss = []entry.LedgerID{everyLedger}
+		for _, l := range s.table.snapshot() {
+			if l.id != everyLedger {
+				r.loss = append(r.loss, l.id)
+			}
+		}
+	}
+	slices.Sort(r.loss)
+	r.loss = slices.Compact(r.loss)
+	if err := s.limbo(ctx, false, r.loss); err != nil {
+		return err
+	}
+	s.loss.Ledgers = slices.DeleteFunc(r.loss, func(id entry.LedgerID) bool { return id == everyLedger })
+	var empty []*recovered
+	for _, f := range r.found {
+		if f.scan == nil {
+			continue
+		}
+		if f.scan.Entries() == 0 && len(f.controls) == 0 && f.scan.Corrupt == nil {
+			empty = append(empty, f)
+			continue
+		}
+		if err := f.seal(s.fs); err != nil {
+			return err
+		}
+	}
+	return r.unlist(empty)
+}
+
+func (f *recovered) seal(fs vfs.FS) error {
+	if err := segment.SealRecovered(fs, f.seg.path, f.scan); err != nil {
+		return err
+	}
+	f.seg.handle.seal()
+	reader, err := f.seg.handle.acquireReader(fs, f.seg.path)
+	if err != nil {
+		return err
+	}
+	defer f.seg.handle.release()
+	if err := f.seg.load(reader); err != nil {
+		return err
+	}
+	f.seg.sealed.Store(true)
+	return nil
+}
+
+// unlist drops segments that are lost, or hold nothing.
+func (r *recovery) unlist(empty []*recovered) error {
+	s := r.store
+	if len(empty) == 0 && len(r.lost) == 0 {
+		return nil
+	}
+	err := s.publish(func(m *manifest) {
+		for _, f := range empty {
+			m.remove(f.seg.seq)
+		}
+		for _, l := range r.lost {
+			m.remove(l.sequence)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	for _, f := range empty {
+		s.segments.drop(f.seg)
+		if err := s.discard(f.seg); err != nil {
+			return err
+		}
+	}
+	for _, l := range r.lost {
+		at := path.Join(s.cfg.Dir, segmentName(l.sequence, l.rewrite))
+		if err := s.fs.Rename(at, at+".lost"); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+			return fmt.Errorf("set lost segment aside: %w", err)
+		}
+	}
+	return s.fs.SyncDir(s.cfg.Dir)
+}
