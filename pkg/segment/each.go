@@ -12,7 +12,23 @@ func (r *Reader) Each(fn func(Record, Location) error) error {
 		return err
 	}
 	w := &walk{r: r, win: newWindow(r.f, r.trailer.dataEnd), gaps: gaps, off: headerBlockSize}
-	for w.off < r.trailer.dataEnd {
+	return w.run(r.trailer.dataEnd, fn)
+}
+
+// walk is the state of one Each.
+type walk struct {
+	r    *Reader
+	win  *window
+	gaps []Gap // those at or behind off
+	off  int64
+	// onBatch and onGap are called, if set, when off is at the one or the other.
+	onBatch func(batchHeader)
+	onGap   func(Gap)
+}
+
+// run goes from off to end.
+func (w *walk) run(end int64, fn func(Record, Location) error) error {
+	for w.off < end {
 		if w.skipGap() {
 			continue
 		}
@@ -23,18 +39,13 @@ func (r *Reader) Each(fn func(Record, Location) error) error {
 	return nil
 }
 
-// walk is the state of one Each.
-type walk struct {
-	r    *Reader
-	win  *window
-	gaps []Gap // those at or behind off
-	off  int64
-}
-
 // skipGap passes over the gap that begins at off.
 func (w *walk) skipGap() bool {
 	if len(w.gaps) == 0 || w.gaps[0].Offset != w.off {
 		return false
+	}
+	if w.onGap != nil {
+		w.onGap(w.gaps[0])
 	}
 	w.off = w.gaps[0].End
 	w.gaps = w.gaps[1:]
@@ -54,6 +65,9 @@ func (w *walk) batch(fn func(Record, Location) error) error {
 	end := w.off + batchHeaderSize + int64(h.length)
 	if !ok {
 		return w.corrupt(whatBatch)
+	}
+	if w.onBatch != nil {
+		w.onBatch(h)
 	}
 	w.off += batchHeaderSize
 	for w.off < end {

@@ -3,6 +3,7 @@ package segment
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 )
@@ -47,11 +48,16 @@ func newSeed(h Header) seed {
 	return seed(entry.CRC32C(b[:]))
 }
 
-// at continues the seed over a place in the file.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// at continues the seed over a place in the file, as entry.UpdateCRC32C would over its 8 bytes. Those would be
+// allocated for each record, since they escape into the assembly.
 func (s seed) at(offset int64) uint32 {
-	var b [8]byte
-	be.PutUint64(b[:], uint64(offset)) //nolint:gosec // offsets are not negative
-	return entry.UpdateCRC32C(uint32(s), b[:])
+	crc := ^uint32(s)
+	for shift := 56; shift >= 0; shift -= 8 {
+		crc = castagnoli[byte(crc)^byte(offset>>shift)] ^ crc>>8
+	}
+	return ^crc
 }
 
 // fileHeader is what the header block holds.

@@ -114,7 +114,8 @@ func (r *Reader) run(s *scan, i uint32) (run, error) {
 		return run{}, err
 	}
 	got := decodeRun(b)
-	if uint64(got.first)+uint64(got.rows) > uint64(r.trailer.indexRows) {
+	if uint64(got.first)+uint64(got.rows) > uint64(r.trailer.indexRows) || got.info.Bytes < 0 ||
+		got.info.First < entry.NoEntry || got.info.Last < got.info.First || got.info.LAC < entry.NoEntry {
 		return run{}, &CorruptError{Path: r.path, Offset: s.offset, What: whatFooter}
 	}
 	return got, nil
@@ -339,10 +340,16 @@ func (r *Reader) Controls() ([]Control, error) {
 
 // Gaps lists what a recovery could not read.
 func (r *Reader) Gaps() ([]Gap, error) {
-	_, _, _, gaps := r.tables()
-	return readRows(gaps, func(b []byte) Gap {
-		return Gap{Offset: int64(be.Uint64(b)), End: int64(be.Uint64(b[8:]))} //nolint:gosec // compared only
+	_, _, _, table := r.tables()
+	gaps, err := readRows(table, func(b []byte) Gap {
+		return Gap{Offset: int64(be.Uint64(b)), End: int64(be.Uint64(b[8:]))} //nolint:gosec // checked below
 	})
+	for i, g := range gaps {
+		if g.Offset < headerBlockSize || g.End <= g.Offset || i > 0 && g.Offset <= gaps[i-1].End {
+			return nil, &CorruptError{Path: r.path, Offset: table.offset, What: whatFooter}
+		}
+	}
+	return gaps, err
 }
 
 func readRows[T any](t table, decode func([]byte) T) ([]T, error) {

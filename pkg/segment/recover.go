@@ -76,6 +76,11 @@ func recoverFile(f vfs.File, path string, nextSegmentDurable int64) (*Recovered,
 	if err := f.DropCache(); err != nil {
 		return nil, err
 	}
+	return scanFile(f, path, nextSegmentDurable)
+}
+
+// scanFile reads a file as it is.
+func scanFile(f vfs.File, path string, nextSegmentDurable int64) (*Recovered, error) {
 	h, err := readLiveHeader(f, path)
 	if err != nil {
 		return nil, err
