@@ -1,0 +1,243 @@
+package ledger
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/quorum"
+)
+
+// PlaceRequest asks for the slots of an ensemble.
+type PlaceRequest struct {
+	Replication meta.Replication
+	// Candidates are the bookies to choose from. Those that are not writable, or draining, are passed over.
+	Candidates []Candidate
+	// Exclude names identities that must not be chosen.
+	Exclude []entry.StorageUUID
+	// Keep, when not nil, has a slot per slot of the ensemble: one with a UUID stays as it is, one without is
+	// filled.
+	Keep []meta.Slot
+	// Rand decides among equals, weighted by free space; nil takes the most space first. The same requests with
+	// the same state of Rand get the same answer, whatever the order of Candidates.
+	Rand *rand.Rand
+}
+
+// PlacementError says what is missing to place an ensemble.
+type PlacementError struct {
+	// Slots is how many slots were to be filled, Hosts how many hosts had a usable bookie for them.
+	Slots, Hosts int
+	// MinZones and Zones are the zones asked for per write set, and the known zones among all bookies involved.
+	MinZones, Zones int
+	// Unusable counts bookies passed over: read-only, draining or excluded.
+	Unusable int
+}
+
+// Error says what to add.
+func (e *PlacementError) Error() string {
+	if e.Hosts < e.Slots {
+		return fmt.Sprintf("place ensemble: %d more bookies on distinct hosts are needed, %d hosts have a usable one (%d bookies are read-only, draining or suspect)",
+			e.Slots, e.Hosts, e.Unusable)
+	}
+	return fmt.Sprintf("place ensemble: every entry needs copies in %d zones, and the usable bookies in %d zones cannot be arranged so (%d bookies are read-only, draining or suspect)",
+		e.MinZones, e.Zones, e.Unusable)
+}
+
+// placeSteps bounds the search for an arrangement: beyond it there may be one, but not among the likely ones.
+const placeSteps = 20_000
+
+// Place chooses the bookies of an ensemble: never two on one host, spread over zones as far as there are zones
+// (within each write set first, then over the ensemble), at least MinZones known zones in every write set, and among
+// equals in proportion to free space. It is pure. The error is a *[PlacementError].
+//
+// It is a depth-first search over the open slots in order, the best candidate first; with zones to spare the first
+// descent succeeds. Choosing slot by slot without going back was rejected: with three zones, E=4 and Qw=2 it can
+// paint itself into a corner although an arrangement exists.
+func Place(req PlaceRequest) ([]meta.Slot, error) {
+	r := req.Replication
+	cfg := quorum.Config{Ensemble: r.Ensemble, WriteQuorum: r.WriteQuorum, AckQuorum: r.AckQuorum, MinZones: r.MinZones}
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("place ensemble: %w", err)
+	}
+	if req.Keep != nil && len(req.Keep) != r.Ensemble {
+		return nil, fmt.Errorf("place ensemble: %d slots to keep for an ensemble of %d", len(req.Keep), r.Ensemble)
+	}
+	p := newPlacer(req)
+	if p.search(0) {
+		return p.slots, nil
+	}
+	return nil, p.failure()
+}
+
+type placer struct {
+	req   PlaceRequest
+	slots []meta.Slot
+	hosts map[string]bool // taken
+	pool  []Candidate     // usable, best first among equals
+	used  []bool          // per pool index
+	steps int
+	fail  PlacementError
+}
+
+func newPlacer(req PlaceRequest) *placer {
+	p := &placer{req: req, slots: make([]meta.Slot, req.Replication.Ensemble), hosts: map[string]bool{}}
+	copy(p.slots, req.Keep)
+	kept := map[entry.StorageUUID]bool{}
+	zones := map[string]bool{}
+	for _, s := range p.slots {
+		if s.UUID.IsZero() {
+			p.fail.Slots++
+			continue
+		}
+		kept[s.UUID] = true
+		if s.Zone != "" {
+			zones[s.Zone] = true
+		}
+	}
+	free := map[string]bool{}
+	for _, c := range req.Candidates {
+		switch {
+		case kept[c.UUID]:
+			p.hosts[hostOf(c)] = true
+		case c.UUID.IsZero():
+		case !c.Writable || c.Draining || slices.Contains(req.Exclude, c.UUID):
+			p.fail.Unusable++
+		default:
+			p.pool = append(p.pool, c)
+		}
+	}
+	p.pool = slices.DeleteFunc(p.pool, func(c Candidate) bool { return p.hosts[hostOf(c)] })
+	for _, c := range p.pool {
+		free[hostOf(c)] = true
+		if c.Zone != "" {
+			zones[c.Zone] = true
+		}
+	}
+	p.fail.Hosts, p.fail.Zones, p.fail.MinZones = len(free), len(zones), req.Replication.MinZones
+	p.sortPool()
+	p.used = make([]bool, len(p.pool))
+	return p
+}
+
+// hostOf returns the host's name; a bookie without one is its own host.
+func hostOf(c Candidate) string {
+	if c.Host == "" {
+		return "\x00" + string(c.UUID[:])
+	}
+	return c.Host
+}
+
+// sortPool puts the candidates in a random order weighted by free space: each draws an exponential of rate
+// FreeBytes, the earliest comes first.
+func (p *placer) sortPool() {
+	slices.SortFunc(p.pool, func(a, b Candidate) int { return bytes.Compare(a.UUID[:], b.UUID[:]) })
+	key := make(map[entry.StorageUUID]float64, len(p.pool))
+	for _, c := range p.pool {
+		k := 1 / (float64(c.FreeBytes) + 1)
+		if p.req.Rand != nil {
+			k *= -math.Log(1 - p.req.Rand.Float64())
+		}
+		key[c.UUID] = k
+	}
+	slices.SortStableFunc(p.pool, func(a, b Candidate) int {
+		switch {
+		case key[a.UUID] < key[b.UUID]:
+			return -1
+		case key[a.UUID] > key[b.UUID]:
+			return 1
+		}
+		return 0
+	})
+}
+
+// search fills the slots from i on; false leaves them as they were.
+func (p *placer) search(i int) bool {
+	for i < len(p.slots) && !p.slots[i].UUID.IsZero() {
+		i++
+	}
+	if i == len(p.slots) {
+		return p.zonesHold()
+	}
+	order := p.order(i)
+	for _, at := range order {
+		if p.steps++; p.steps > placeSteps {
+			return false
+		}
+		c := p.pool[at]
+		if p.used[at] || p.hosts[hostOf(c)] {
+			continue
+		}
+		p.used[at], p.hosts[hostOf(c)] = true, true
+		p.slots[i] = meta.Slot{UUID: c.UUID, Zone: c.Zone}
+		if p.search(i + 1) {
+			return true
+		}
+		p.used[at], p.hosts[hostOf(c)] = false, false
+		p.slots[i] = meta.Slot{}
+	}
+	return false
+}
+
+// order returns the pool's indexes in the order to try for slot i: a zone that is rare in the write sets around the
+// slot first, then one that is rare in the ensemble; a known zone before an unknown one.
+func (p *placer) order(i int) []int {
+	r := p.req.Replication
+	near, all := map[string]int{}, map[string]int{}
+	for j, s := range p.slots {
+		if s.UUID.IsZero() {
+			continue
+		}
+		d := (j - i + r.Ensemble) % r.Ensemble
+		if d = min(d, r.Ensemble-d); d < r.WriteQuorum {
+			near[s.Zone]++
+		}
+		all[s.Zone]++
+	}
+	order := make([]int, len(p.pool))
+	for at := range order {
+		order[at] = at
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		za, zb := p.pool[a].Zone, p.pool[b].Zone
+		if (za == "") != (zb == "") && len(all) > 0 {
+			if za == "" {
+				return 1
+			}
+			return -1
+		}
+		if d := near[za] - near[zb]; d != 0 {
+			return d
+		}
+		return all[za] - all[zb]
+	})
+	return order
+}
+
+// zonesHold reports whether every write set of the filled ensemble spans MinZones known zones.
+func (p *placer) zonesHold() bool {
+	r := p.req.Replication
+	if r.MinZones <= 1 {
+		return true
+	}
+	for start := range p.slots {
+		seen := map[string]bool{}
+		for k := range r.WriteQuorum {
+			if z := p.slots[(start+k)%r.Ensemble].Zone; z != "" {
+				seen[z] = true
+			}
+		}
+		if len(seen) < r.MinZones {
+			return false
+		}
+	}
+	return true
+}
+
+func (p *placer) failure() error {
+	e := p.fail
+	return &e
+}

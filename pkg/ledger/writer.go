@@ -1,0 +1,659 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/quorum"
+)
+
+// CloseFunc runs the transaction that closes a ledger at last (T3), alone or together with what opens the next one. It
+// keeps trying until its outcome is definite or ctx ends. Its error tells which:
+//   - nil: applied, and the result is the closed record.
+//   - *meta.LedgerStateError, meta.ErrEpoch, meta.ErrNotFound: the ledger is no longer the writer's, which withdraws.
+//   - meta.ErrConflict, ErrUnavailable, ErrRetired, ErrInvalid, ErrLedgerOrder, ErrExists: certainly not applied; the
+//     writer goes on as if nothing had happened.
+//   - anything else: outcome unknown; the writer withdraws.
+type CloseFunc func(ctx context.Context, last entry.EntryID, length int64) (meta.Ledger, error)
+
+// Writer appends to one ledger. It is the runner of a [WriterCore]: it queues events, and while there are any, one
+// goroutine feeds them to the core in batches, carries out what the core wants, and calls back. So state has one
+// owner, callbacks come in order and never under a lock, many acknowledgements cost one wake-up, and an idle ledger
+// costs no goroutine and no timer.
+//
+// Callbacks (the done of appends, the hooks of [Env]) run on that goroutine: they must be short, may call Append, and
+// must not call CloseWith or Shutdown, which wait for it.
+type Writer struct {
+	env    Env
+	ctx    context.Context //nolint:containedctx // bounds the transactions of the writer's life, ended by Shutdown
+	cancel context.CancelFunc
+
+	mu         sync.Mutex
+	quiet      sync.Cond // running or background changed
+	inbox      []event
+	spare      []event
+	running    bool
+	background int
+	dead       bool // the core is over: answers of bookies no longer matter
+	closing    *closeCall
+
+	core *WriterCore // owned by the running goroutine
+
+	lac, confirmedLength atomic.Int64
+	last, appendedLength atomic.Int64
+	record               atomic.Pointer[meta.Ledger]
+	failure              atomic.Pointer[error]
+	deadline             atomic.Int64 // Unix nanoseconds of the next tick wanted; 0: none
+	tickQueued           atomic.Bool
+	degraded             atomic.Bool
+	wantsRoll            atomic.Bool
+	roll, broken         chan struct{}
+}
+
+// closeCall is one CloseWith under way; others wait for it.
+type closeCall struct {
+	proposal chan CloseProposal
+	finished chan struct{}
+	ledger   meta.Ledger
+	err      error
+}
+
+type eventKind uint8
+
+const (
+	evAppend eventKind = iota
+	evAnswer
+	evTick
+	evCall
+)
+
+type event struct {
+	kind  eventKind
+	level AckLevel
+	code  bookiewire.Code
+	slot  int32
+	entry entry.EntryID
+	uuid  entry.StorageUUID
+	body  []byte
+	done  func(entry.EntryID, error)
+	call  func(*WriterCore)
+	after chan struct{} // closed once the event's consequences are carried out
+}
+
+// NewWriter returns the writer of a ledger that has just been opened (T1) with a nonce of the caller's. env needs
+// Bookies, Metadata, Candidates and Ticker. Every writer must be closed with success, or shut down.
+func NewWriter(env Env, l meta.Ledger) *Writer {
+	if env.Bookies == nil || env.Metadata == nil || env.Candidates == nil || env.Ticker == nil {
+		panic("ledger: a writer needs bookies, metadata, candidates and a ticker")
+	}
+	env.Config = env.Config.withDefaults()
+	if env.Config.Seed == 0 {
+		env.Config.Seed = rand.Uint64() //nolint:gosec // spreads load, guards nothing
+	}
+	w := &Writer{
+		env: env, core: NewWriterCore(env.Config, l, time.Now()),
+		roll: make(chan struct{}), broken: make(chan struct{}),
+	}
+	w.quiet.L = &w.mu
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.lac.Store(int64(w.core.LAC()))
+	w.last.Store(int64(w.core.LAC()))
+	w.record.Store(&l)
+	return w
+}
+
+// Append adds an entry. It never blocks: the caller bounds what is in flight, by [Config.Released]. body is the
+// writer's from now on, and must not be changed any more even when it has been released.
+//
+// done is called exactly once, never from within Append. Among appends of one level it is called in entry order; a
+// weaker level may overtake a stronger one. Its error is nil or an *[AppendError].
+func (w *Writer) Append(body []byte, level AckLevel, done func(id entry.EntryID, err error)) {
+	w.post(event{kind: evAppend, body: body, level: level, done: done})
+}
+
+// Confirmed returns the LAC: readers may see entries up to it.
+func (w *Writer) Confirmed() entry.EntryID { return entry.EntryID(w.lac.Load()) }
+
+// Length returns the bytes of the bodies up to Confirmed.
+func (w *Writer) Length() int64 { return w.confirmedLength.Load() }
+
+// Appended returns the last entry that was given an id, and the bytes of all bodies up to it. Appends that were not
+// taken up yet are not included.
+func (w *Writer) Appended() (last entry.EntryID, length int64) {
+	return entry.EntryID(w.last.Load()), w.appendedLength.Load()
+}
+
+// Ledger returns the ledger's record as last acknowledged.
+func (w *Writer) Ledger() meta.Ledger {
+	l := *w.record.Load()
+	l.Fragments = slices.Clone(l.Fragments)
+	return l
+}
+
+// Broken returns a channel that is closed when the writer has withdrawn: it appends nothing any more, and the ledger
+// is for a recovery to close. [Writer.Err] says why.
+func (w *Writer) Broken() <-chan struct{} { return w.broken }
+
+// Err returns why the writer withdrew: ErrFenced, ErrTakenOver, ErrShutdown or meta.ErrUnknownOutcome, wrapped. Nil while
+// it has not.
+func (w *Writer) Err() error {
+	if e := w.failure.Load(); e != nil {
+		return *e
+	}
+	return nil
+}
+
+// RollWanted returns a channel that is closed when the ledger should be closed and another opened: no quorum of bookies
+// is possible with the bookies there are, or the ledger has too many fragments.
+func (w *Writer) RollWanted() <-chan struct{} { return w.roll }
+
+// WantsRoll reports whether RollWanted is closed.
+func (w *Writer) WantsRoll() bool { return w.wantsRoll.Load() }
+
+// Degraded reports that entries are confirmed, if at all, without some bookie of the ensemble.
+func (w *Writer) Degraded() bool { return w.degraded.Load() }
+
+// CandidatesChanged tells the writer to look at the candidates: a bookie of its ensemble may be draining or read-only.
+// The owner calls it for each of its writers, idle ones too, when the bookies' registrations change.
+func (w *Writer) CandidatesChanged() {
+	w.post(event{kind: evCall, call: func(c *WriterCore) { c.Candidates(w.env.Candidates()) }})
+}
+
+// CloseWith closes the ledger at its LAC with the transaction fn. Appends in flight get up to [Config.DrainTimeout]
+// to be confirmed, later ones are kept back. Then nothing is confirmed until fn has returned. If it was applied, appends above
+// the last entry end NotWritten; their bodies are the caller's again. All dones were called when CloseWith returns.
+// A second call waits for the first, and returns the same if that closed the ledger. If ctx ends while appends drain, the
+// writer goes on.
+func (w *Writer) CloseWith(ctx context.Context, fn CloseFunc) (meta.Ledger, error) {
+	call := &closeCall{proposal: make(chan CloseProposal, 1), finished: make(chan struct{})}
+	for {
+		w.mu.Lock()
+		earlier := w.closing
+		if earlier == nil {
+			w.closing = call
+		}
+		w.mu.Unlock()
+		if earlier == nil {
+			break
+		}
+		select {
+		case <-earlier.finished:
+			if earlier.err == nil {
+				return earlier.ledger, nil
+			}
+		case <-ctx.Done():
+			return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", w.record.Load().ID, ctx.Err())
+		}
+	}
+	call.ledger, call.err = w.close(ctx, call, fn)
+	if call.err != nil {
+		w.mu.Lock()
+		w.closing = nil
+		w.mu.Unlock()
+	}
+	close(call.finished)
+	return call.ledger, call.err
+}
+
+func (w *Writer) close(ctx context.Context, call *closeCall, fn CloseFunc) (meta.Ledger, error) {
+	id := w.record.Load().ID
+	w.do(func(c *WriterCore) { c.RequestClose(time.Now().Add(w.env.Config.DrainTimeout)) })
+	var p CloseProposal
+	select {
+	case p = <-call.proposal:
+	case <-w.broken:
+		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, w.Err())
+	case <-ctx.Done():
+		var canceled bool
+		w.do(func(c *WriterCore) { canceled = c.CancelClose() })
+		if !canceled {
+			w.do(func(c *WriterCore) { c.CloseDone(NotApplied, meta.Ledger{}, nil) })
+			<-call.proposal
+		}
+		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, ctx.Err())
+	}
+	l, err := fn(ctx, p.Last, p.Length)
+	result := closeResult(err)
+	var state *meta.LedgerStateError
+	if errors.As(err, &state) && state.Current.State >= meta.LedgerClosed && state.Current.Term == w.record.Load().Term &&
+		state.Current.Nonce == w.record.Load().Nonce && state.Current.Last == p.Last {
+		// No recovery ever raised the term, so it was an earlier try of fn that closed it.
+		l, err, result = state.Current, nil, Applied
+	}
+	w.do(func(c *WriterCore) { c.CloseDone(result, l, err) })
+	if err != nil {
+		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, err)
+	}
+	if e := w.Err(); e != nil {
+		// Shut down while the transaction was under way: it was applied all the same, and appends are unknown.
+		return l, fmt.Errorf("close ledger %d: %w", id, e)
+	}
+	return l, nil
+}
+
+func closeResult(err error) TxnResult {
+	var state *meta.LedgerStateError
+	switch {
+	case err == nil:
+		return Applied
+	case errors.Is(err, meta.ErrUnknownOutcome):
+		return NoOutcome
+	case errors.As(err, &state), errors.Is(err, meta.ErrEpoch), errors.Is(err, meta.ErrNotFound):
+		return Lost
+	case errors.Is(err, meta.ErrConflict), errors.Is(err, meta.ErrUnavailable), errors.Is(err, meta.ErrRetired),
+		errors.Is(err, meta.ErrInvalid), errors.Is(err, meta.ErrLedgerOrder), errors.Is(err, meta.ErrExists):
+		return NotApplied
+	}
+	return NoOutcome
+}
+
+// Shutdown withdraws: it leaves the ledger as it is, for a recovery to close. Pending appends end with outcome Unknown. It
+// returns once every done was called and no goroutine of the writer is left. After a successful CloseWith it only
+// waits for the latter.
+func (w *Writer) Shutdown() {
+	w.cancel()
+	w.do(func(c *WriterCore) { c.Withdraw(ErrShutdown) })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.running || w.background > 0 {
+		w.quiet.Wait()
+	}
+}
+
+// do runs f on the writer's goroutine and returns once its consequences are carried out.
+func (w *Writer) do(f func(*WriterCore)) {
+	after := make(chan struct{})
+	w.post(event{kind: evCall, call: f, after: after})
+	<-after
+}
+
+// post queues an event and starts the goroutine unless it runs.
+func (w *Writer) post(ev event) {
+	w.mu.Lock()
+	if w.dead && ev.kind == evAnswer {
+		w.mu.Unlock()
+		return
+	}
+	w.inbox = append(w.inbox, ev)
+	start := !w.running
+	w.running = true
+	w.mu.Unlock()
+	if start {
+		go w.run()
+	}
+}
+
+// inBackground runs f on a goroutine that Shutdown waits for.
+func (w *Writer) inBackground(f func()) {
+	w.mu.Lock()
+	w.background++
+	w.mu.Unlock()
+	go func() {
+		defer func() {
+			w.mu.Lock()
+			w.background--
+			w.quiet.Broadcast()
+			w.mu.Unlock()
+		}()
+		f()
+	}()
+}
+
+func (w *Writer) tick(now time.Time) bool {
+	d := w.deadline.Load()
+	if d == 0 {
+		return false
+	}
+	if now.UnixNano() >= d && !w.tickQueued.Swap(true) {
+		w.post(event{kind: evTick})
+	}
+	return true
+}
+
+// run feeds the core as long as there are events.
+func (w *Writer) run() {
+	var batch []event
+	for {
+		w.mu.Lock()
+		if batch != nil {
+			w.spare = batch[:0]
+		}
+		if len(w.inbox) == 0 {
+			if w.core.Deadline().IsZero() && w.core.Idle() {
+				w.inbox, w.spare = nil, nil
+				w.core.Shrink()
+			}
+			w.running = false
+			w.quiet.Broadcast()
+			w.mu.Unlock()
+			return
+		}
+		batch, w.inbox, w.spare = w.inbox, w.spare, nil
+		w.mu.Unlock()
+
+		w.core.Now(time.Now())
+		w.core.SetMayAckEarly(w.env.MayAckEarly == nil || w.env.MayAckEarly())
+		for i := range batch {
+			w.step(&batch[i])
+		}
+		w.carryOut()
+		for i := range batch {
+			if batch[i].after != nil {
+				close(batch[i].after)
+			}
+		}
+		clear(batch)
+	}
+}
+
+func (w *Writer) step(ev *event) {
+	switch ev.kind {
+	case evAppend:
+		w.core.Append(ev.body, ev.level, ev.done)
+	case evAnswer:
+		if ev.code == bookiewire.OK {
+			w.core.Ack(ev.entry, int(ev.slot), ev.uuid)
+		} else {
+			w.core.Fail(ev.entry, int(ev.slot), ev.uuid, ev.code)
+		}
+	case evTick:
+		w.tickQueued.Store(false)
+		w.core.Tick(time.Now())
+	case evCall:
+		ev.call(w.core)
+	}
+}
+
+// carryOut does what the core wants: first what others wait for, then the callbacks.
+func (w *Writer) carryOut() {
+	c, m := w.core, w.env.Metrics
+	rd := c.Ready()
+	for rd.NeedCandidates {
+		rd.NeedCandidates = false
+		c.Candidates(w.env.Candidates())
+		rd = c.Ready()
+	}
+	nonce := c.Ledger().Nonce
+	for i := range rd.Sends {
+		w.send(&rd.Sends[i], rd.LAC, nonce)
+	}
+	if rd.WriteLAC != 0 {
+		w.writeLAC(rd.WriteLAC, rd.LAC, c.ensemble())
+	}
+	if rd.Verify {
+		w.inBackground(w.verify)
+	}
+	if rd.Change != nil {
+		change := *rd.Change
+		w.inBackground(func() { w.changeEnsemble(change) })
+	}
+	w.publish()
+	if rd.Close != nil {
+		w.mu.Lock()
+		call := w.closing
+		w.mu.Unlock()
+		call.proposal <- *rd.Close
+	}
+	if rd.Confirmed && w.env.OnConfirmed != nil {
+		w.env.OnConfirmed(rd.LAC)
+	}
+	for i := range rd.Completions {
+		w.complete(&rd.Completions[i])
+	}
+	if rd.Released > 0 && w.env.Config.Released != nil {
+		w.env.Config.Released(rd.Released)
+	}
+	for _, h := range rd.Hints {
+		if w.env.OnHint != nil {
+			w.env.OnHint(h)
+		}
+	}
+	if m != nil {
+		m.hints.Add(float64(len(rd.Hints)))
+		m.suspects.Add(float64(rd.Suspects))
+		if rd.Stalled {
+			m.stalls.Inc()
+		}
+	}
+	c.Done()
+	w.announce()
+	w.schedule()
+}
+
+func (w *Writer) complete(k *Completion) {
+	if !k.Dropped {
+		if k.Done != nil {
+			k.Done(k.Entry, k.Err)
+		}
+		return
+	}
+	if w.env.Metrics != nil {
+		w.env.Metrics.dropped.Inc()
+	}
+	if w.env.OnDropped != nil {
+		w.env.OnDropped(k.Entry, k.Body)
+	}
+}
+
+// publish makes the core's state visible to other goroutines.
+func (w *Writer) publish() {
+	c := w.core
+	w.lac.Store(int64(c.LAC()))
+	confirmed, appended := c.Length()
+	w.confirmedLength.Store(confirmed)
+	w.appendedLength.Store(appended)
+	w.last.Store(int64(c.track.Next() - 1))
+	w.degraded.Store(c.Degraded())
+	if l := c.Ledger(); l.Rev != w.record.Load().Rev || l.State != w.record.Load().State {
+		w.record.Store(&l)
+	}
+}
+
+// announce closes the channels that others wait for, once the callbacks were called.
+func (w *Writer) announce() {
+	c := w.core
+	if c.WantsRoll() && !w.wantsRoll.Swap(true) {
+		close(w.roll)
+	}
+	w.mu.Lock()
+	first := c.over() && !w.dead
+	w.dead = c.over()
+	w.mu.Unlock()
+	err := c.Err()
+	if !first || err == nil {
+		return
+	}
+	w.failure.Store(&err)
+	w.cancel()
+	if w.env.Metrics != nil {
+		w.env.Metrics.withdrawals.Inc()
+	}
+	if w.env.Log != nil && !errors.Is(err, ErrShutdown) {
+		w.env.Log.Warn("ledger writer withdrew", "ledger", c.Ledger().ID, "lac", c.LAC(), "reason", err)
+	}
+	close(w.broken)
+}
+
+// schedule asks the ticker for the core's next deadline.
+func (w *Writer) schedule() {
+	var at int64
+	if d := w.core.Deadline(); !d.IsZero() {
+		at = d.UnixNano()
+	}
+	if w.deadline.Swap(at) == 0 && at != 0 {
+		w.env.Ticker.add(w)
+	}
+}
+
+// flight is one entry on its way to some bookies. Flights are pooled; the callbacks are bound once per flight, so that
+// an entry in steady state allocates nothing here.
+type flight struct {
+	w     *Writer
+	add   bookiewire.Add
+	refs  atomic.Int32
+	calls []flightCall
+}
+
+type flightCall struct {
+	f    *flight
+	slot int32
+	uuid entry.StorageUUID
+	done func(error)
+}
+
+var flights sync.Pool
+
+func newFlight(slots int) *flight {
+	if f, ok := flights.Get().(*flight); ok && len(f.calls) >= slots {
+		return f
+	}
+	f := &flight{calls: make([]flightCall, max(3, slots))}
+	for i := range f.calls {
+		f.calls[i].f = f
+		f.calls[i].done = f.calls[i].answered
+	}
+	return f
+}
+
+func (w *Writer) send(s *Send, lac entry.EntryID, nonce uint64) {
+	n := s.Slots.Len()
+	f := newFlight(n)
+	f.w = w
+	f.add = bookiewire.Add{
+		Ledger: w.core.ledger.ID, Entry: s.Entry, Nonce: nonce, LAC: lac, Checksum: s.Checksum, Body: s.Body,
+	}
+	f.refs.Store(int32(n)) //nolint:gosec // at most quorum.MaxEnsemble
+	i := 0
+	for set := s.Slots; set != 0; set &= set - 1 {
+		slot := set.First()
+		call := &f.calls[i]
+		call.slot, call.uuid = int32(slot), s.Ensemble[slot].UUID //nolint:gosec // at most quorum.MaxEnsemble
+		w.env.Bookies.Add(call.uuid, &f.add, call.done)
+		i++
+	}
+}
+
+func (k *flightCall) answered(err error) {
+	f, ev := k.f, event{kind: evAnswer, slot: k.slot, uuid: k.uuid, entry: k.f.add.Entry}
+	ev.code = codeOf(err)
+	w := f.w
+	if f.refs.Add(-1) == 0 {
+		f.w, f.add = nil, bookiewire.Add{}
+		flights.Put(f)
+	}
+	w.post(ev)
+}
+
+// codeOf returns the class of an answer; an error that is not a bookie's means that no answer came.
+func codeOf(err error) bookiewire.Code {
+	if err == nil {
+		return bookiewire.OK
+	}
+	var e *bookiewire.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return bookiewire.Disconnected
+}
+
+func (w *Writer) writeLAC(to quorum.Set, lac entry.EntryID, ensemble []meta.Slot) {
+	l := w.core.ledger
+	to.Each(func(i int) {
+		uuid := ensemble[i].UUID
+		w.inBackground(func() {
+			ctx, cancel := context.WithTimeout(w.ctx, w.env.Config.RequestTimeout)
+			defer cancel()
+			// A LAC that does not arrive only makes readers elsewhere see entries later.
+			_ = w.env.Bookies.WriteLAC(ctx, uuid, bookiewire.WriteLAC{Ledger: l.ID, Nonce: l.Nonce, LAC: lac})
+		})
+	})
+}
+
+func (w *Writer) verify() {
+	ctx, cancel := context.WithTimeout(w.ctx, w.env.Config.RequestTimeout)
+	defer cancel()
+	l, err := w.env.Metadata.GetLedger(ctx, w.record.Load().ID)
+	w.post(event{kind: evCall, call: func(c *WriterCore) { c.Verified(l, err) }})
+}
+
+// changeEnsemble runs T2 until its outcome is definite, or the writer shut down.
+func (w *Writer) changeEnsemble(change Change) {
+	result, l, err := w.runChange(change)
+	if result == Applied && w.env.Metrics != nil {
+		w.env.Metrics.ensembleChanges.Inc()
+	}
+	if w.env.Log != nil {
+		w.env.Log.Info("ensemble change", "ledger", change.Ledger.ID,
+			"first", change.Fragments[len(change.Fragments)-1].First, "applied", result == Applied, "error", err)
+	}
+	w.post(event{kind: evCall, call: func(c *WriterCore) { c.ChangeDone(result, l, err) }})
+}
+
+func (w *Writer) runChange(change Change) (TxnResult, meta.Ledger, error) {
+	seen, proposed := change.Ledger, change.Fragments
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		l, err := w.env.Metadata.ChangeEnsemble(w.ctx, seen, proposed)
+		var state *meta.LedgerStateError
+		switch {
+		case err == nil:
+			return Applied, l, nil
+		case errors.As(err, &state):
+			l = state.Current
+		case errors.Is(err, meta.ErrNotFound), errors.Is(err, meta.ErrEpoch):
+			return Lost, l, err
+		case errors.Is(err, meta.ErrRetired), errors.Is(err, meta.ErrInvalid):
+			return NotApplied, l, err
+		default:
+			// Unknown, or a conflict: the record tells, once it can be read.
+			if !sleep(w.ctx, pause) {
+				return NoOutcome, l, err
+			}
+			var readErr error
+			if l, readErr = w.env.Metadata.GetLedger(w.ctx, seen.ID); readErr != nil {
+				continue
+			}
+		}
+		switch {
+		case l.State != meta.LedgerOpen || l.Nonce != seen.Nonce:
+			return Lost, l, err
+		case sameFragment(last(l.Fragments), last(proposed)):
+			return Applied, l, nil
+		case !sameFragment(last(l.Fragments), last(change.Ledger.Fragments)):
+			return Lost, l, fmt.Errorf("change ensemble: fragments were changed by another: %w", meta.ErrConflict)
+		}
+		// Not applied so far. A copy of it may be on its way still: both compare the record's revision, so one of
+		// them applies at most.
+		seen = l
+		proposed = slices.Concat(l.Fragments[:min(len(l.Fragments), len(change.Fragments)-1)], change.Fragments[len(change.Fragments)-1:])
+		if !sleep(w.ctx, pause) {
+			return NoOutcome, l, err
+		}
+	}
+}
+
+func last(f []meta.Fragment) meta.Fragment { return f[len(f)-1] }
+
+func sameFragment(a, b meta.Fragment) bool {
+	return a.First == b.First && slices.Equal(a.Slots, b.Slots)
+}
+
+// sleep waits; false when ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,444 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/quorum"
+)
+
+const (
+	// candidatesFresh is how long a list of candidates is used without asking again.
+	candidatesFresh = time.Second
+	// verifiedFresh is how long a linearizable read proves that the metadata store answers.
+	verifiedFresh = time.Second
+	// avoidFor is how long a bookie that was replaced, or refused, is the last choice.
+	avoidFor = 10 * time.Second
+)
+
+// changeState is what a writer knows for its next ensemble change.
+type changeState struct {
+	proposed     []meta.Fragment // while Changing
+	candidates   []Candidate
+	candidatesAt time.Time
+	failedAt     time.Time // when no replacement was found; zero when the last plan worked
+	refusedAt    time.Time // when the metadata store refused a proposal
+	avoid        []avoided
+	verify       bool // a bookie says that metadata does not let this writer write
+	verifying    bool
+	verifiedAt   time.Time
+	stalledSince time.Time // zero: a quorum is possible
+	wantsRoll    bool
+}
+
+type avoided struct {
+	uuid  entry.StorageUUID
+	until time.Time
+}
+
+func (c *WriterCore) suspects() quorum.Set {
+	var s quorum.Set
+	for i := range c.slots {
+		if c.slots[i].suspect {
+			s |= 1 << i
+		}
+	}
+	return s
+}
+
+func (c *WriterCore) suspectSlot(i int, soft bool) {
+	s := &c.slots[i]
+	if !s.suspect {
+		s.suspect, s.soft, s.since = true, soft, c.now
+		s.retryAt = c.now.Add(c.cfg.RetryAfter)
+		c.ready.Suspects++
+	}
+	s.soft = s.soft && soft
+	c.trimStraggler(i)
+}
+
+// trimStraggler hands confirmed entries to repair, oldest first, while a suspect slot holds back too many bytes.
+func (c *WriterCore) trimStraggler(i int) {
+	s := &c.slots[i]
+	if !s.suspect || s.unacked <= c.cfg.StragglerBytes {
+		return
+	}
+	lac := c.track.LAC()
+	for e := c.track.Tail(); e <= lac && s.unacked > c.cfg.StragglerBytes; e++ {
+		if c.track.Tracked(e) && c.track.Missing(e).Has(i) {
+			c.giveUp(e, 1<<i)
+		}
+	}
+	c.completeAll()
+}
+
+// needs reports whether some unconfirmed entry cannot be confirmed without the given slots.
+func (c *WriterCore) needs(slots quorum.Set) bool {
+	q := c.track.Quorum()
+	if slots == 0 || q.AlwaysValid(slots) {
+		return false
+	}
+	from := c.track.LAC() + 1
+	to := min(c.track.Next(), from+entry.EntryID(len(c.slots)))
+	for e := from; e < to; e++ {
+		// A copy that a suspect made before it became one counts.
+		if !q.Valid(q.WriteSet(e)&^slots | c.track.Acks(e)) {
+			return true
+		}
+	}
+	return false
+}
+
+// evaluate decides whether the ensemble should change now. It runs after every event that might matter, so it
+// leaves at once when all is well.
+func (c *WriterCore) evaluate() {
+	var hard, late, leaving quorum.Set
+	for i := range c.slots {
+		s := &c.slots[i]
+		if s.leaving {
+			leaving |= 1 << i
+		}
+		if !s.suspect {
+			continue
+		}
+		c.trimStraggler(i)
+		if !s.soft {
+			hard |= 1 << i
+		}
+		if c.now.Sub(s.since) >= c.cfg.DelayedChange {
+			late |= 1 << i
+		}
+	}
+	if hard|late|leaving == 0 && !c.change.verify {
+		c.change.stalledSince = time.Time{}
+		c.checkDrained()
+		return
+	}
+	if c.phase != Active {
+		return
+	}
+	if c.change.verify {
+		c.verify()
+	}
+	needed := c.needs(hard | late)
+	c.noteStall(needed)
+	if c.phase == Active && !c.sealed && (needed || late|leaving != 0) {
+		c.plan(hard|late|leaving, needed)
+	}
+	c.checkDrained()
+}
+
+func (c *WriterCore) noteStall(needed bool) {
+	ch := &c.change
+	switch {
+	case !needed:
+		ch.stalledSince = time.Time{}
+	case ch.stalledSince.IsZero():
+		ch.stalledSince = c.now
+		c.ready.Stalled = true
+	case c.now.Sub(ch.stalledSince) >= c.cfg.StallTimeout:
+		ch.wantsRoll = true
+	}
+}
+
+func (c *WriterCore) verify() {
+	if ch := &c.change; !ch.verifying {
+		ch.verifying, ch.verify = true, false
+		c.ready.Verify = true
+	}
+}
+
+// plan proposes an ensemble without the bad slots, as far as there are replacements. A change that is not needed for
+// a quorum waits until the metadata store is known to answer: while a proposal is out nothing is confirmed, so
+// proposing to a store that is away would stop appends that could go on.
+func (c *WriterCore) plan(bad quorum.Set, needed bool) {
+	ch := &c.change
+	pause := max(c.cfg.RetryAfter, candidatesFresh/2)
+	if !ch.refusedAt.IsZero() && c.now.Sub(ch.refusedAt) < c.cfg.RetryAfter {
+		return
+	}
+	if !ch.failedAt.IsZero() && c.now.Sub(ch.failedAt) < pause {
+		return
+	}
+	first := c.track.LAC() + 1
+	if first != c.first && len(c.ledger.Fragments) >= c.cfg.MaxFragments {
+		ch.wantsRoll = true
+		return
+	}
+	if ch.candidatesAt.IsZero() || c.now.Sub(ch.candidatesAt) > candidatesFresh {
+		c.ready.NeedCandidates = true
+		return
+	}
+	slots := c.replace(bad)
+	if slots == nil {
+		ch.failedAt = c.now
+		return
+	}
+	ch.failedAt = time.Time{}
+	if !needed && (ch.verifiedAt.IsZero() || c.now.Sub(ch.verifiedAt) > verifiedFresh) {
+		c.verify()
+		return
+	}
+	fragments := slices.Clone(c.ledger.Fragments)
+	if fragments[len(fragments)-1].First == first {
+		fragments = fragments[:len(fragments)-1]
+	}
+	ch.proposed = append(fragments, meta.Fragment{First: first, Slots: slots})
+	c.phase = Changing
+	c.ready.Change = &Change{Ledger: c.ledger, Fragments: ch.proposed}
+}
+
+// replace returns the ensemble with as many of the bad slots replaced as possible, or nil if none can be.
+func (c *WriterCore) replace(bad quorum.Set) []meta.Slot {
+	ch := &c.change
+	ch.avoid = slices.DeleteFunc(ch.avoid, func(a avoided) bool { return !c.now.Before(a.until) })
+	keep := slices.Clone(c.ensemble())
+	var exclude, avoid []entry.StorageUUID
+	bad.Each(func(i int) { exclude = append(exclude, keep[i].UUID) })
+	for _, a := range ch.avoid {
+		avoid = append(avoid, a.uuid)
+	}
+	place := func(open quorum.Set) bool {
+		req := PlaceRequest{
+			Replication: c.ledger.Replication, Candidates: ch.candidates, Exclude: append(slices.Clone(exclude), avoid...),
+			Keep: slices.Clone(keep), Rand: c.placementRand(),
+		}
+		open.Each(func(i int) { req.Keep[i] = meta.Slot{} })
+		slots, err := Place(req)
+		if err != nil && len(avoid) > 0 {
+			req.Exclude = exclude
+			slots, err = Place(req)
+		}
+		if err != nil {
+			return false
+		}
+		keep = slots
+		return true
+	}
+	if place(bad) {
+		return keep
+	}
+	some := false
+	bad.Each(func(i int) { some = place(1<<i) || some })
+	if !some {
+		return nil
+	}
+	return keep
+}
+
+func (c *WriterCore) placementRand() *rand.Rand {
+	//nolint:gosec // spreads load, guards nothing
+	return rand.New(rand.NewPCG(c.cfg.Seed, uint64(c.ledger.ID)<<8|uint64(len(c.ledger.Fragments)&0xff)))
+}
+
+func (c *WriterCore) avoidBookie(u entry.StorageUUID) {
+	c.change.avoid = append(c.change.avoid, avoided{u, c.now.Add(avoidFor)})
+}
+
+// Candidates is the event of a list of candidates: asked for by Ready, or because it changed.
+func (c *WriterCore) Candidates(list []Candidate) {
+	if c.over() {
+		return
+	}
+	c.change.candidates, c.change.candidatesAt = list, c.now
+	c.change.failedAt = time.Time{}
+	for i := range c.slots {
+		s := &c.slots[i]
+		for _, k := range list {
+			if k.UUID == s.uuid {
+				s.leaving = k.Draining || !k.Writable
+			}
+		}
+	}
+	c.evaluate()
+}
+
+// Verified is the event of a linearizable read of the record, or of its failure.
+func (c *WriterCore) Verified(l meta.Ledger, err error) {
+	c.change.verifying = false
+	if c.over() {
+		return
+	}
+	if err == nil {
+		if l.State != meta.LedgerOpen || l.Nonce != c.ledger.Nonce {
+			if c.phase == Active {
+				c.withdraw(fmt.Errorf("%w: it is %s", ErrTakenOver, l.State))
+			}
+			return
+		}
+		c.change.verifiedAt = c.now
+	} else {
+		c.change.failedAt = c.now
+	}
+	c.evaluate()
+}
+
+// TxnResult is the definite outcome of a transaction, or the word that there is none.
+type TxnResult uint8
+
+// The results.
+const (
+	// Applied: by this writer.
+	Applied TxnResult = iota
+	// NotApplied: it certainly was not, and will not be; the ledger is still this writer's.
+	NotApplied
+	// Lost: it certainly was not, and the ledger is no longer this writer's.
+	Lost
+	// NoOutcome: it may have been applied, or may yet be. The writer withdraws.
+	NoOutcome
+)
+
+// ChangeDone is the event of a proposed ensemble change's outcome; l is the record with [Applied].
+func (c *WriterCore) ChangeDone(result TxnResult, l meta.Ledger, err error) {
+	if c.over() {
+		return
+	}
+	if c.phase != Changing {
+		panic("ledger: outcome of an ensemble change that was not proposed")
+	}
+	switch result {
+	case Applied:
+		c.adopt(l)
+	case NotApplied:
+		if errors.Is(err, meta.ErrRetired) {
+			old := c.ensemble()
+			for i, s := range c.change.proposed[len(c.change.proposed)-1].Slots {
+				if s.UUID != old[i].UUID {
+					c.avoidBookie(s.UUID)
+				}
+			}
+		}
+		c.change.proposed = nil
+		c.change.refusedAt = c.now
+		c.phase = Active
+		c.confirm()
+	case Lost, NoOutcome:
+		c.withdraw(joinCause(ErrTakenOver, err))
+		return
+	}
+	c.evaluate()
+}
+
+func joinCause(kind, err error) error {
+	if err == nil {
+		return kind
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}
+
+// adopt makes the acknowledged ensemble the one that entries above the LAC are counted against.
+func (c *WriterCore) adopt(l meta.Ledger) {
+	old := c.ensemble()
+	c.ledger = l
+	f := l.Fragments[len(l.Fragments)-1]
+	if f.First != c.track.LAC()+1 || !slices.Equal(f.Slots, c.change.proposed[len(c.change.proposed)-1].Slots) {
+		panic("ledger: the acknowledged fragment is not the one proposed")
+	}
+	var changed quorum.Set
+	for i, s := range f.Slots {
+		if s.UUID != old[i].UUID {
+			changed |= 1 << i
+			c.avoidBookie(old[i].UUID)
+		}
+	}
+	// Confirmed entries stay in the older fragment, whose replaced slots get no more copies from here.
+	c.first = f.First
+	for e := c.track.Tail(); e < f.First; e++ {
+		if c.track.Tracked(e) {
+			c.giveUp(e, changed)
+		}
+	}
+	c.completeAll()
+	c.track.Prune(f.First, changed, quorumOf(l.Replication, f.Slots))
+	changed.Each(func(i int) { c.slots[i] = slotState{uuid: f.Slots[i].UUID, progress: c.now} })
+	for e := f.First; e < c.track.Next(); e++ {
+		p := c.at(e)
+		p.inflight &^= changed
+		(c.track.Quorum().WriteSet(e) & changed).Each(func(i int) { c.slots[i].unacked += int64(p.size + entryOverhead) })
+	}
+	c.change.proposed = nil
+	c.change.stalledSince, c.change.refusedAt = time.Time{}, time.Time{}
+	c.phase = Active
+	for e := f.First; e <= c.sentTo; e++ {
+		c.send(e)
+	}
+	c.confirm()
+}
+
+// Tick is the event of time passing; see [WriterCore.Deadline].
+func (c *WriterCore) Tick(now time.Time) {
+	c.now = now
+	if c.over() {
+		return
+	}
+	for i := range c.slots {
+		s := &c.slots[i]
+		if !s.suspect && s.inflight > 0 && now.Sub(s.progress) >= c.cfg.SuspectAfter {
+			c.suspectSlot(i, false)
+		}
+		if s.suspect && s.inflight == 0 && !now.Before(s.retryAt) && c.phase != Closing {
+			c.probe(i)
+		}
+	}
+	if lac := c.track.LAC(); lac > c.lacSent && now.Sub(c.lastSend) >= c.cfg.IdleLAC {
+		c.lacSent = lac
+		c.ready.WriteLAC = quorum.All(len(c.slots)) &^ c.suspects()
+	}
+	c.evaluate()
+}
+
+// probe sends a suspect slot the oldest entry that it lacks.
+func (c *WriterCore) probe(i int) {
+	for e := c.track.Tail(); e <= c.sentTo; e++ {
+		if c.track.Missing(e).Has(i) && !c.at(e).lost.Has(i) {
+			c.send(e)
+			return
+		}
+	}
+}
+
+// Deadline returns when Tick is next wanted; zero: not before another event.
+func (c *WriterCore) Deadline() time.Time {
+	var at time.Time
+	by := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	if c.over() || c.phase == Closing {
+		return at
+	}
+	for i := range c.slots {
+		s := &c.slots[i]
+		switch {
+		case s.suspect && (!c.Idle() || c.change.failedAt.IsZero()):
+			if d := s.since.Add(c.cfg.DelayedChange); c.now.Before(d) {
+				by(d)
+			} else {
+				by(c.now.Add(c.cfg.RetryAfter))
+			}
+			if s.inflight == 0 && !c.Idle() {
+				by(s.retryAt)
+			}
+		case !s.suspect && s.inflight > 0:
+			by(s.progress.Add(c.cfg.SuspectAfter))
+		case s.leaving && c.change.failedAt.IsZero():
+			by(c.now.Add(c.cfg.RetryAfter))
+		}
+	}
+	if !c.change.stalledSince.IsZero() && !c.change.wantsRoll {
+		by(c.change.stalledSince.Add(c.cfg.StallTimeout))
+	}
+	if c.sealed {
+		by(c.drainDeadline)
+	}
+	if c.track.LAC() > c.lacSent {
+		by(c.lastSend.Add(c.cfg.IdleLAC))
+	}
+	return at
+}
