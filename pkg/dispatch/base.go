@@ -3,6 +3,7 @@ package dispatch
 import (
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -76,16 +77,6 @@ func (it *item) first() entry.Offset {
 	return it.deliver[0].First
 }
 
-// each calls f for the ranges that are meant for the consumer.
-func (it *item) each(f func(cursor.Range)) {
-	if it.deliver == nil {
-		f(it.Range())
-	}
-	for _, r := range it.deliver {
-		f(r)
-	}
-}
-
 // subtract takes r away from what is to be delivered.
 func (it *item) subtract(r cursor.Range) {
 	own := it.Range()
@@ -133,6 +124,7 @@ type queue struct {
 	head     int
 	bytes    int
 	messages uint64
+	filled   uint64 // messages when it was last filled: what is shared out
 }
 
 func (q *queue) empty() bool { return q.head == len(q.items) }
@@ -155,15 +147,17 @@ func (q *queue) pop() {
 	}
 }
 
-func (q *queue) clear() { *q = queue{} }
+func (q *queue) clear() {
+	clear(q.items)
+	*q = queue{items: q.items[:0]}
+}
 
 // subtract takes r away from everything in the queue.
 func (q *queue) subtract(r cursor.Range) {
-	for i := q.head; i < len(q.items); i++ {
+	held := q.items[q.head:]
+	first := q.head + sort.Search(len(held), func(i int) bool { return held[i].Range().End > r.First })
+	for i := first; i < len(q.items) && q.items[i].Offset < r.End; i++ {
 		it := &q.items[i]
-		if r.Intersect(it.Range()).Empty() {
-			continue
-		}
 		q.messages -= it.messages()
 		it.subtract(r)
 		q.messages += it.messages()
@@ -319,10 +313,17 @@ func (b *base) EntriesRead(r ReadResult, now time.Time) {
 			b.ready.push(it)
 		}
 	}
+	b.ready.filled, b.replay.filled = b.ready.messages, b.replay.messages
 	if req.Redelivery {
 		b.due.Remove(cursor.Range{First: req.From, End: r.Next})
 		for i := b.replay.head; i < len(b.replay.items); i++ {
-			b.replay.items[i].each(b.due.Add)
+			it := &b.replay.items[i]
+			if it.deliver == nil {
+				b.due.Add(it.Range())
+			}
+			for _, r := range it.deliver {
+				b.due.Add(r)
+			}
 		}
 	} else {
 		b.pos = max(b.pos, r.Next)
@@ -364,6 +365,31 @@ func (b *base) blocked(c *consumer) Reason {
 	return ReasonNone
 }
 
+// room returns how many messages a consumer may be sent.
+func (b *base) room(c *consumer) uint64 {
+	if b.blocked(c) != ReasonNone {
+		return 0
+	}
+	n := uint64(c.permits) //nolint:gosec // > 0
+	if limit := b.cfg.MaxUnackedPerConsumer; limit > 0 {
+		n = min(n, limit-c.outstanding.Offsets())
+	}
+	if limit := b.cfg.MaxUnackedPerSubscription; limit > 0 {
+		n = min(n, limit-b.unacked)
+	}
+	return n
+}
+
+// drop forgets the entries that are held: they will be read again. Whoever waits holds no memory that another
+// may wait for.
+func (b *base) drop() {
+	b.replay.clear() // what is in it is still due
+	if !b.ready.empty() {
+		b.pos = min(b.pos, b.ready.front().first())
+		b.ready.clear()
+	}
+}
+
 // send moves entries from a queue to a consumer: at least one, up to about most messages.
 func (b *base) send(c *consumer, q *queue, most uint64) Action {
 	b.sent = b.sent[:0]
@@ -371,19 +397,12 @@ func (b *base) send(c *consumer, q *queue, most uint64) Action {
 		it := q.front()
 		d := Delivery{Entry: it.Entry, Skip: it.skips()}
 		messages := it.messages()
-		it.each(func(r cursor.Range) {
-			if b.counts.Len() > 0 {
-				for _, count := range b.counts.Within(r) {
-					d.Redelivered = max(d.Redelivered, count)
-				}
-			}
-			if !b.noAcks {
-				c.outstanding.Add(r)
-			}
-			if q == &b.replay {
-				b.due.Remove(r)
-			}
-		})
+		if it.deliver == nil {
+			b.hand(c, q, it.Range(), &d)
+		}
+		for _, r := range it.deliver {
+			b.hand(c, q, r, &d)
+		}
 		if !b.noAcks {
 			b.unacked += messages
 		}
@@ -393,6 +412,21 @@ func (b *base) send(c *consumer, q *queue, most uint64) Action {
 		b.sent = append(b.sent, d)
 	}
 	return Action{Kind: ActionSend, Consumer: c.ID, Deliveries: b.sent}
+}
+
+// hand puts a part of a delivery into the hands of a consumer.
+func (b *base) hand(c *consumer, q *queue, r cursor.Range, d *Delivery) {
+	if b.counts.Len() > 0 {
+		for _, count := range b.counts.Within(r) {
+			d.Redelivered = max(d.Redelivered, count)
+		}
+	}
+	if !b.noAcks {
+		c.outstanding.Add(r)
+	}
+	if q == &b.replay {
+		b.due.Remove(r)
+	}
 }
 
 // giveBack takes back what of r the consumer holds, counts it as delivered once more, and calls f for it.

@@ -72,10 +72,7 @@ func (o *ordered) stepBack(c *consumer, from entry.Offset, notBefore time.Time, 
 	o.giveBack(c, cursor.Range{First: from, End: ^entry.Offset(0)}, notBefore, why, func(r cursor.Range) {
 		o.pos = min(o.pos, r.First)
 	})
-	if !o.ready.empty() {
-		o.pos = min(o.pos, o.ready.front().first())
-		o.ready.clear()
-	}
+	o.drop()
 	o.abandonRead()
 }
 
@@ -143,12 +140,13 @@ func (o *ordered) Next(now time.Time) Action {
 		return a
 	}
 	if a := o.wait(now); a.Reason != ReasonNone {
+		o.drop()
 		return a
 	}
 	if !o.ready.empty() {
 		return o.send(o.active, &o.ready, ^uint64(0))
 	}
-	return o.startRead(o.pos, min(o.end, o.pos+entry.Offset(o.active.permits)), false) //nolint:gosec // > 0
+	return o.startRead(o.pos, min(o.end, o.pos+entry.Offset(o.room(o.active))), false)
 }
 
 // Status implements [Core].

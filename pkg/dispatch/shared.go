@@ -49,11 +49,7 @@ func (s *shared) ConsumerRemoved(id ConsumerID, _ time.Time) {
 		break
 	}
 	if len(s.consumers) == 0 { // nobody to hold entries in memory for
-		s.replay.clear() // what is in it is still due
-		if !s.ready.empty() {
-			s.pos = min(s.pos, s.ready.front().first())
-			s.ready.clear()
-		}
+		s.drop()
 		s.abandonRead()
 	}
 }
@@ -122,6 +118,7 @@ func (s *shared) Next(now time.Time) Action {
 		return a
 	}
 	if a := s.wait(now); a.Reason != ReasonNone {
+		s.drop()
 		return a
 	}
 	s.delayed.popDue(now, s.due.Add)
@@ -135,7 +132,7 @@ func (s *shared) Next(now time.Time) Action {
 		if s.pos >= s.end { // what was delayed is acknowledged
 			return s.wait(now)
 		}
-		return s.startRead(s.pos, min(s.end, s.pos+s.permits()), false)
+		return s.startRead(s.pos, min(s.end, s.pos+s.room()), false)
 	}
 	free, able := -1, uint64(0)
 	for i := range s.consumers {
@@ -148,18 +145,19 @@ func (s *shared) Next(now time.Time) Action {
 		}
 	}
 	s.turn = free + 1
-	return s.send(s.consumers[free], q, (q.messages+able-1)/able)
+	return s.send(s.consumers[free], q, (q.filled+able-1)/able)
 }
 
-// permits returns how many messages all consumers together may be sent.
-func (s *shared) permits() entry.Offset {
-	n := entry.Offset(0)
+// room returns how many messages all consumers together may be sent.
+func (s *shared) room() entry.Offset {
+	n := uint64(0)
 	for _, c := range s.consumers {
-		if s.blocked(c) == ReasonNone {
-			n += entry.Offset(c.permits) //nolint:gosec // > 0
-		}
+		n += s.base.room(c)
 	}
-	return n
+	if limit := s.cfg.MaxUnackedPerSubscription; limit > 0 {
+		n = min(n, limit-min(limit, s.unacked))
+	}
+	return entry.Offset(n)
 }
 
 // maxGap is how far apart redeliveries may lie to be read at once.
@@ -167,8 +165,9 @@ const maxGap = 64
 
 // readDue reads the first of what is due, and what lies close after it.
 func (s *shared) readDue() Action {
+	s.drop()
 	first, _ := s.due.First()
-	until, most := first.First, first.First+s.permits()
+	until, most := first.First, first.First+s.room()
 	for r := range s.due.Within(cursor.Range{First: first.First, End: most}) {
 		if r.First > until+maxGap {
 			break
