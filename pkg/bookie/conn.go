@@ -1,0 +1,373 @@
+package bookie
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+)
+
+const (
+	// readSlab is how much is read from a socket at once.
+	readSlab = 256 << 10
+	// addOverhead is what an add takes beside its body.
+	addOverhead = 512
+	// maxFailures is how many refused adds may wait to be told before the connection is read no further.
+	maxFailures = 1024
+	// maxRetries is how often an add is admitted anew when a fence or a deletion of another ledger voided it.
+	maxRetries = 3
+)
+
+// conn is one connection. Its reader runs in run, its writer beside it. What was read is counted in flight until
+// its answer is marked; run returns when nothing is.
+type conn struct {
+	s       *Server
+	nc      net.Conn
+	surplus bool
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wake    chan struct{}
+	slots   chan struct{}
+
+	mu       sync.Mutex
+	changed  *sync.Cond // inFlight, failures, broken
+	acks     []ackRange
+	failures []failure
+	replies  []reply
+	inFlight int
+	waits    int
+	draining bool
+	readDone bool // nothing more will be read
+	broken   bool // nothing more can be written
+}
+
+type ackRange struct{ first, last uint64 }
+
+type failure struct {
+	seq uint64
+	err *bookiewire.Error
+}
+
+// reply is an answer to a request. release is called when it is written or cannot be.
+type reply struct {
+	encode  func(*bookiewire.Encoder)
+	release func()
+}
+
+// pendingAdd is an add between the socket and its answer. They are pooled: the store is done with one when it
+// calls Done.
+type pendingAdd struct {
+	ledgerstore.Add
+	c       *conn
+	seq     uint64
+	size    int64
+	bytes   bookiewire.Retained
+	retries int
+	started time.Time
+	done    func(error) // finish, bound once
+}
+
+func newConn(s *Server, nc net.Conn) *conn {
+	c := &conn{s: s, nc: nc, wake: make(chan struct{}, 1), slots: make(chan struct{}, s.cfg.MaxRequests)}
+	c.ctx, c.cancel = context.WithCancel(s.ctx)
+	c.changed = sync.NewCond(&c.mu)
+	return c
+}
+
+func (c *conn) run() {
+	defer c.cancel()
+	defer c.nc.Close()
+	h, err := c.shakeHands()
+	if err != nil {
+		c.s.metrics.refused.Inc()
+		c.s.log.Debug("connection refused", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
+		return
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		c.write()
+	}()
+	err = c.read(h.Use)
+
+	c.mu.Lock()
+	c.readDone = true
+	graceful := c.draining && errors.Is(err, os.ErrDeadlineExceeded)
+	if !graceful {
+		c.broken = true
+	}
+	c.mu.Unlock()
+	if !graceful {
+		_ = c.nc.Close()
+	}
+	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !graceful {
+		if errors.Is(err, bookiewire.ErrMalformed) {
+			c.s.metrics.malformed.Inc()
+		}
+		c.s.log.Info("connection ended", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
+	}
+	c.cancel() // ends waits
+	c.wakeWriter()
+	<-written
+	c.mu.Lock()
+	for c.inFlight > 0 {
+		c.changed.Wait()
+	}
+	c.mu.Unlock()
+}
+
+// shakeHands gives a peer a bounded time and a bounded number of bytes to show what it is.
+func (c *conn) shakeHands() (bookiewire.Hello, error) {
+	if err := c.nc.SetDeadline(time.Now().Add(c.s.cfg.HandshakeTimeout)); err != nil {
+		return bookiewire.Hello{}, err
+	}
+	h, err := bookiewire.ReadHello(c.nc)
+	if err != nil {
+		return h, err
+	}
+	w := c.s.hello(h, c.surplus)
+	b, err := bookiewire.AppendWelcome(nil, w)
+	if err != nil {
+		return h, err
+	}
+	if _, err := c.nc.Write(b); err != nil {
+		return h, err
+	}
+	if w.Code != bookiewire.OK {
+		return h, &bookiewire.Error{Code: w.Code, Detail: w.Detail}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.draining {
+		return h, net.ErrClosed
+	}
+	return h, c.nc.SetDeadline(time.Time{})
+}
+
+// read takes frames in until the stream ends.
+func (c *conn) read(use bookiewire.Use) error {
+	slab := readSlab
+	if use == bookiewire.UseRequests {
+		slab = 16 << 10
+	}
+	r := bookiewire.NewReader(c.nc, slab)
+	for {
+		f, err := r.Next()
+		if err != nil {
+			return err
+		}
+		switch {
+		case f.Kind == bookiewire.KindPing:
+			if err = f.Empty(); err == nil {
+				err = c.begin()
+			}
+			if err == nil {
+				seq := f.Seq
+				c.reply(reply{encode: func(e *bookiewire.Encoder) { e.Pong(seq) }})
+			}
+		case use == bookiewire.UseAdds:
+			err = c.add(f)
+		default:
+			err = c.request(f)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// add hands an entry to the store, once there is room in the budget.
+func (c *conn) add(f bookiewire.Frame) error {
+	x, _ := c.s.pool.Get().(*pendingAdd)
+	if err := f.Add(&x.Add.Add); err != nil {
+		return err
+	}
+	x.size = int64(len(x.Body)) + addOverhead
+	if err := c.s.adds.Acquire(c.ctx, x.size); err != nil {
+		return err
+	}
+	if err := c.begin(); err != nil {
+		c.s.adds.Release(x.size)
+		return err
+	}
+	x.c, x.seq, x.retries, x.started = c, f.Seq, 0, time.Now()
+	x.bytes = f.Retain()
+	x.Done = x.done
+	var known bool
+	if known, x.Generation = c.s.store.Admission(x.Ledger); known {
+		c.s.store.Add(&x.Add)
+	} else {
+		c.s.admitted.enqueue(x)
+	}
+	return nil
+}
+
+// begin counts something in flight. It waits while too many refusals are untold.
+func (c *conn) begin() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.failures) >= maxFailures && !c.broken {
+		c.changed.Wait()
+	}
+	if c.broken {
+		return net.ErrClosed
+	}
+	c.inFlight++
+	return nil
+}
+
+// finish is the store's, or admission's, last word about an add. It must not block.
+func (x *pendingAdd) finish(err error) {
+	c := x.c
+	var answer *bookiewire.Error
+	if err != nil {
+		answer = bookiewire.AsError(err)
+		if answer.Code == bookiewire.NotAdmitted && x.retries < maxRetries {
+			x.retries++
+			_, x.Generation = c.s.store.Admission(x.Ledger)
+			c.s.admitted.enqueue(x)
+			return
+		}
+	}
+	x.conclude(answer)
+}
+
+// conclude marks the answer and gives everything back.
+func (x *pendingAdd) conclude(answer *bookiewire.Error) {
+	c, seq := x.c, x.seq
+	c.s.metrics.added(answer, len(x.Body), time.Since(x.started))
+	x.bytes.Release()
+	c.s.adds.Release(x.size)
+	*x = pendingAdd{done: x.done}
+	c.s.pool.Put(x)
+
+	c.mu.Lock()
+	switch {
+	case c.broken:
+	case answer != nil:
+		c.failures = append(c.failures, failure{seq, answer})
+	case len(c.acks) > 0 && c.acks[len(c.acks)-1].last+1 == seq:
+		c.acks[len(c.acks)-1].last = seq
+	default:
+		c.acks = append(c.acks, ackRange{seq, seq})
+	}
+	c.end()
+	c.mu.Unlock()
+	c.wakeWriter()
+}
+
+// end counts something that is answered. c.mu is held.
+func (c *conn) end() {
+	c.inFlight--
+	if c.inFlight < 0 {
+		panic("bookie: answered twice")
+	}
+	if c.inFlight == 0 {
+		c.changed.Broadcast()
+	}
+}
+
+// reply marks a request's answer, which ends its being in flight.
+func (c *conn) reply(r reply) {
+	c.mu.Lock()
+	dropped := c.broken
+	if !dropped {
+		c.replies = append(c.replies, r)
+	}
+	c.end()
+	c.mu.Unlock()
+	if dropped && r.release != nil {
+		r.release()
+	}
+	c.wakeWriter()
+}
+
+func (c *conn) wakeWriter() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// write sends what is marked until nothing more can come, or can be sent.
+func (c *conn) write() {
+	var e bookiewire.Encoder
+	var acks []ackRange
+	var failures []failure
+	var replies []reply
+	for {
+		c.mu.Lock()
+		acks, c.acks = c.acks, acks[:0]
+		failures, c.failures = c.failures, failures[:0]
+		replies, c.replies = c.replies, replies[:0]
+		nothing := len(acks) == 0 && len(failures) == 0 && len(replies) == 0
+		over := c.broken || c.readDone && c.inFlight == 0 && nothing
+		if len(failures) > 0 {
+			c.changed.Broadcast()
+		}
+		broken := c.broken
+		c.mu.Unlock()
+		if !broken && !nothing {
+			for _, r := range acks {
+				e.AddAck(r.first, r.last)
+			}
+			for _, f := range failures {
+				e.Failed(f.seq, f.err)
+			}
+			for _, r := range replies {
+				r.encode(&e)
+			}
+			err := c.nc.SetWriteDeadline(time.Now().Add(c.s.cfg.WriteTimeout))
+			if err == nil {
+				_, err = e.WriteTo(c.nc)
+			}
+			if err != nil {
+				e.Reset()
+				if errors.Is(err, os.ErrDeadlineExceeded) {
+					c.s.metrics.slowPeers.Inc()
+					c.s.log.Warn("peer does not read its answers", slog.String("peer", c.nc.RemoteAddr().String()))
+				}
+				c.kill()
+			}
+		}
+		for _, r := range replies {
+			if r.release != nil {
+				r.release()
+			}
+		}
+		clear(failures)
+		clear(replies)
+		if over {
+			return
+		}
+		if nothing {
+			<-c.wake
+		}
+	}
+}
+
+// drain stops the reading; what was read is still answered.
+func (c *conn) drain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.draining = true
+	_ = c.nc.SetReadDeadline(time.Now())
+}
+
+// kill breaks the connection.
+func (c *conn) kill() {
+	c.mu.Lock()
+	c.broken = true
+	c.changed.Broadcast()
+	c.mu.Unlock()
+	c.cancel()
+	_ = c.nc.Close()
+	c.wakeWriter()
+}
