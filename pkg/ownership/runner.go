@@ -1,0 +1,346 @@
+package ownership
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/lease"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+const (
+	tickEvery = 100 * time.Millisecond
+	// txnPatience bounds one attempt of a transaction; what it did not settle is tried again by the next step.
+	txnPatience = 2 * time.Second
+)
+
+// View is what a watch cache tells of the cluster; *meta.Cache is one.
+type View interface {
+	Revision() int64
+	Brokers() []meta.BrokerInfo
+	Broker(id string) (meta.BrokerInfo, bool)
+	Owners() map[meta.BundleID]meta.Owner
+	Changed(k meta.Kind) <-chan struct{}
+}
+
+// Host serves bundles.
+type Host interface {
+	// Serve allows the bundle's topics to be opened under the guard. It must not block.
+	Serve(g meta.Guard)
+	// Stop ends that: when it returns, nothing more is served under the guard. next is the URL that clients should
+	// turn to, "" if none is known. Stops of several bundles run side by side.
+	Stop(ctx context.Context, g meta.Guard, why Reason, next string)
+}
+
+// Config is what a [Runner] works with; all fields but Log are required.
+type Config struct {
+	Self    meta.BrokerInfo
+	Meta    *meta.Store
+	View    View
+	Session *lease.Session
+	Host    Host
+	Log     *slog.Logger
+}
+
+// Runner drives a [Core]: it announces the broker, follows the watch cache and the lease, and carries actions out.
+//
+// One mutex guards the core, so that lookups are answered without waiting for a goroutine. Transactions and stops run
+// beside the loop, one goroutine each, and all have ended when Run returns.
+type Runner struct {
+	cfg Config
+
+	mu      sync.Mutex
+	core    *Core
+	queue   []Action      // to be carried out by the loop, in order
+	changed chan struct{} // closed and replaced whenever the core has taken a step
+	wake    chan struct{}
+
+	start time.Time
+	work  sync.WaitGroup
+}
+
+// New makes a runner that holds nothing yet.
+func New(cfg Config) *Runner {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Runner{
+		cfg: cfg, core: NewCore(cfg.Self.ID), changed: make(chan struct{}), wake: make(chan struct{}, 1), start: time.Now(),
+	}
+}
+
+// Run announces the broker and keeps deciding until ctx ends. It then returns without handing anything over; call
+// Drain before to do that.
+func (r *Runner) Run(ctx context.Context) {
+	r.work.Go(func() { r.announce(ctx) })
+	r.work.Go(func() { r.follow(ctx) })
+	ticker := time.NewTicker(tickEvery)
+	defer ticker.Stop()
+	for {
+		r.carryOut(ctx)
+		select {
+		case <-ctx.Done():
+			r.work.Wait()
+			return
+		case <-r.wake:
+		case <-ticker.C:
+			r.step(Tick{Now: time.Since(r.start)})
+		}
+	}
+}
+
+// Drain hands every bundle over and returns when that is done, or with the context's error. Run must be running.
+func (r *Runner) Drain(ctx context.Context) error {
+	r.step(Drain{})
+	for {
+		r.mu.Lock()
+		done, changed := r.core.Drained(), r.changed
+		r.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("hand bundles over: %w", ctx.Err())
+		}
+	}
+}
+
+// Guard returns the proof of ownership of a bundle that may be served here.
+func (r *Runner) Guard(id meta.BundleID) (meta.Guard, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	epoch, ok := r.core.Holds(id)
+	return meta.Guard{Bundle: id, Epoch: epoch}, ok
+}
+
+// Held returns how many bundles may be served here.
+func (r *Runner) Held() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.core.Held()
+}
+
+// Route is where a bundle is, or will be, served.
+type Route struct {
+	Broker string
+	URL    string // "" when no broker can be named
+	Epoch  entry.Epoch
+	Mine   bool // served here, now, under Epoch
+}
+
+// Locate says where a bundle is served. If nobody serves it and this broker should, it is taken first; Locate waits
+// for that until ctx ends, then answers as far as it knows.
+func (r *Runner) Locate(ctx context.Context, id meta.BundleID) Route {
+	r.step(Wanted{Bundle: id})
+	for {
+		r.mu.Lock()
+		epoch, mine := r.core.Holds(id)
+		broker, routed := r.core.Route(id)
+		changed := r.changed
+		r.mu.Unlock()
+		switch {
+		case mine:
+			return Route{Broker: r.cfg.Self.ID, URL: r.cfg.Self.URL, Epoch: epoch, Mine: true}
+		case broker != "" && broker != r.cfg.Self.ID:
+			return Route{Broker: broker, URL: r.url(broker), Epoch: routed}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return Route{}
+		}
+	}
+}
+
+// Fenced says that serving under g met a newer owner.
+func (r *Runner) Fenced(g meta.Guard) { r.step(Fenced{Bundle: g.Bundle, Epoch: g.Epoch}) }
+
+// PeerSuspected says that a broker does not answer.
+func (r *Runner) PeerSuspected(id string) { r.step(Suspected{ID: id}) }
+
+// PeerTrusted says that a broker answers again.
+func (r *Runner) PeerTrusted(id string) { r.step(Trusted{ID: id}) }
+
+// PeerDraining says that a broker is handing its bundles over.
+func (r *Runner) PeerDraining(id string) { r.step(BrokerSeen{ID: id, Draining: true}) }
+
+func (r *Runner) url(broker string) string {
+	info, ok := r.cfg.View.Broker(broker)
+	if !ok {
+		return ""
+	}
+	return info.URL
+}
+
+func (r *Runner) step(e Event) {
+	r.mu.Lock()
+	r.queue = append(r.queue, r.core.Step(e)...)
+	close(r.changed)
+	r.changed = make(chan struct{})
+	r.mu.Unlock()
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Runner) carryOut(ctx context.Context) {
+	r.mu.Lock()
+	actions := r.queue
+	r.queue = nil
+	r.mu.Unlock()
+	for _, a := range actions {
+		switch a := a.(type) {
+		case Take:
+			r.work.Go(func() { r.take(ctx, a) })
+		case Reacquire:
+			r.work.Go(func() { r.reacquire(ctx, a) })
+		case Serve:
+			r.cfg.Log.Info("bundle is served here", "bundle", a.Bundle, "epoch", a.Epoch)
+			r.cfg.Host.Serve(meta.Guard{Bundle: a.Bundle, Epoch: a.Epoch})
+		case Stop:
+			r.cfg.Log.Info("bundle is no longer served here", "bundle", a.Bundle, "epoch", a.Epoch, "why", string(a.Reason), "next", a.Next)
+			next := ""
+			if a.Next != "" {
+				next = r.url(a.Next)
+			}
+			r.work.Go(func() {
+				r.cfg.Host.Stop(ctx, meta.Guard{Bundle: a.Bundle, Epoch: a.Epoch}, a.Reason, next)
+				r.step(Stopped{Bundle: a.Bundle})
+			})
+		case Release:
+			r.work.Go(func() { r.release(ctx, a) })
+		}
+	}
+}
+
+func (r *Runner) take(ctx context.Context, a Take) {
+	done := Taken{Bundle: a.Bundle}
+	defer func() { r.step(done) }()
+	txn, cancel := context.WithTimeout(ctx, txnPatience)
+	defer cancel()
+	grant, err := r.cfg.Session.Wait(txn)
+	if err != nil {
+		return // no lease: the lease's own log says so
+	}
+	expect := meta.ExpectNone()
+	if a.Owner != "" {
+		expect = meta.ExpectOwner(meta.Owner{Bundle: a.Bundle, Broker: a.Owner, Epoch: a.Epoch})
+	}
+	owner, err := r.cfg.Meta.TakeBundle(txn, a.Bundle, r.cfg.Self, grant.ID, expect)
+	if err != nil {
+		if ctx.Err() == nil && !errors.Is(err, meta.ErrConflict) {
+			r.cfg.Log.Warn("bundle could not be taken; trying again", "bundle", a.Bundle, "error", err)
+		}
+		return
+	}
+	done.OK, done.Epoch, done.Rev = true, owner.Epoch, owner.Rev
+}
+
+func (r *Runner) reacquire(ctx context.Context, a Reacquire) {
+	done := Reacquired{Bundle: a.Bundle, Outcome: ReacquireUnavailable}
+	defer func() { r.step(done) }()
+	txn, cancel := context.WithTimeout(ctx, txnPatience)
+	defer cancel()
+	grant, err := r.cfg.Session.Wait(txn)
+	if err != nil {
+		return
+	}
+	owner, err := r.cfg.Meta.ReacquireBundle(txn, a.Bundle, r.cfg.Self, grant.ID, a.Epoch)
+	switch {
+	case err == nil:
+		done.Outcome, done.Rev = ReacquireOK, owner.Rev
+		r.cfg.Log.Info("bundle is kept under a new lease", "bundle", a.Bundle, "epoch", a.Epoch)
+	case errors.Is(err, meta.ErrEpoch), errors.Is(err, meta.ErrNotFound):
+		done.Outcome = ReacquireLost
+	}
+}
+
+func (r *Runner) release(ctx context.Context, a Release) {
+	defer r.step(Released{Bundle: a.Bundle})
+	txn, cancel := context.WithTimeout(ctx, txnPatience)
+	defer cancel()
+	err := r.cfg.Meta.ReleaseBundle(txn, meta.Guard{Bundle: a.Bundle, Epoch: a.Epoch}, r.cfg.Self.ID)
+	if err != nil && !errors.Is(err, meta.ErrEpoch) && ctx.Err() == nil {
+		r.cfg.Log.Warn("bundle could not be released; its lease will end", "bundle", a.Bundle, "error", err)
+	}
+}
+
+// announce keeps the broker registered under the lease of the moment, and reports the lease's losses.
+func (r *Runner) announce(ctx context.Context) {
+	for {
+		grant, err := r.cfg.Session.Wait(ctx)
+		if err != nil {
+			return
+		}
+		if err := r.cfg.Meta.RegisterBroker(ctx, r.cfg.Self, grant.ID); err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			if !errors.Is(err, meta.ErrLease) {
+				r.cfg.Log.Warn("broker could not be registered; trying again", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(tickEvery):
+			}
+			continue
+		}
+		r.step(LeaseRenewed{})
+		select {
+		case <-ctx.Done():
+			return
+		case <-grant.Lost():
+			r.cfg.Log.Warn("lease is lost; bundles are kept until another broker takes them")
+			r.step(LeaseLost{})
+		}
+	}
+}
+
+// follow turns what the watch cache shows into events. It reports the whole picture each time; the core knows by
+// revisions what is news.
+func (r *Runner) follow(ctx context.Context) {
+	brokers := map[string]bool{}
+	known := map[meta.BundleID]bool{}
+	for {
+		brokersChanged, ownersChanged := r.cfg.View.Changed(meta.KindBrokers), r.cfg.View.Changed(meta.KindOwners)
+		rev := r.cfg.View.Revision()
+		live := map[string]bool{}
+		for _, b := range r.cfg.View.Brokers() {
+			live[b.ID] = true
+			if !brokers[b.ID] {
+				r.step(BrokerSeen{ID: b.ID})
+			}
+		}
+		for id := range brokers {
+			if !live[id] {
+				r.step(BrokerGone{ID: id})
+			}
+		}
+		brokers = live
+		owners := r.cfg.View.Owners()
+		for id, o := range owners {
+			known[id] = true
+			r.step(OwnerSeen{Bundle: id, Owner: o.Broker, Epoch: o.Epoch, Rev: o.Rev})
+		}
+		for id := range known {
+			if _, owned := owners[id]; !owned {
+				r.step(OwnerGone{Bundle: id, Rev: rev})
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-brokersChanged:
+		case <-ownersChanged:
+		}
+	}
+}

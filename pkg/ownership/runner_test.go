@@ -1,0 +1,261 @@
+package ownership_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/pkg/lease"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/ownership"
+	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
+)
+
+var etcd *embedetcd.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "ownership-test-")
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		if etcd, err = embedetcd.Start(context.Background(), embedetcd.Config{Dir: dir, UnsafeNoFsync: true}); err != nil {
+			panic(err)
+		}
+		code := m.Run()
+		if err := etcd.Close(); err != nil {
+			panic(err)
+		}
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}())
+}
+
+var clusters atomic.Int64
+
+// host records what is served, and refuses to serve a bundle twice.
+type host struct {
+	mu      sync.Mutex
+	serving map[meta.BundleID]meta.Guard
+	next    map[meta.BundleID]string // where Stop sent the clients
+	reasons map[meta.BundleID]ownership.Reason
+}
+
+func newHost() *host {
+	return &host{serving: map[meta.BundleID]meta.Guard{}, next: map[meta.BundleID]string{}, reasons: map[meta.BundleID]ownership.Reason{}}
+}
+
+func (h *host) Serve(g meta.Guard) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, twice := h.serving[g.Bundle]; twice {
+		panic("served twice")
+	}
+	h.serving[g.Bundle] = g
+}
+
+func (h *host) Stop(_ context.Context, g meta.Guard, why ownership.Reason, next string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.serving[g.Bundle] != g {
+		panic("stopped what is not served")
+	}
+	delete(h.serving, g.Bundle)
+	h.next[g.Bundle], h.reasons[g.Bundle] = next, why
+}
+
+type node struct {
+	*ownership.Runner
+	host    *host
+	session *lease.Session
+	stop    func() // ends the process as kill -9 would, but for the connection to etcd
+}
+
+// startBrokers runs brokers a, b, … on one cluster.
+func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
+	t.Helper()
+	store := meta.New(etcd.Client(), fmt.Sprintf("ownership-%d", clusters.Add(1)), nil)
+	if _, err := store.EnsureCluster(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var nodes []*node
+	for i := range n {
+		id := string(rune('a' + i))
+		cache := meta.NewCache(t.Context(), store)
+		t.Cleanup(cache.Close)
+		if err := cache.Synced(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		session, err := lease.NewSession(t.Context(), etcd.Client(), 2*time.Second, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := newHost()
+		r := ownership.New(ownership.Config{
+			Self: meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.Now()},
+			Meta: store, View: cache, Session: session, Host: h,
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.Run(ctx) }()
+		stop := func() { cancel(); <-done }
+		t.Cleanup(func() {
+			stop()
+			_ = session.Close(context.WithoutCancel(t.Context()))
+		})
+		nodes = append(nodes, &node{r, h, session, stop})
+	}
+	for _, nd := range nodes { // everyone sees everyone
+		for want := range n {
+			await(t, func() bool {
+				route := nd.Locate(canceled(), meta.BundleID(fmt.Sprintf("public/default/%d", want)))
+				return route.Broker != ""
+			})
+		}
+	}
+	return store, nodes
+}
+
+func canceled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+// await polls a condition that other goroutines bring about, until the test's deadline at the latest.
+func await(t *testing.T, ok func() bool) {
+	t.Helper()
+	for !ok() {
+		select {
+		case <-t.Context().Done():
+			t.Fatal("the test ended first")
+		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+func firstBundle(t *testing.T, store *meta.Store) meta.BundleID {
+	t.Helper()
+	ns, err := store.GetNamespace(t.Context(), "public/default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ns.Bundles[0].ID
+}
+
+// place has the bundle taken and returns the owner's index.
+func place(t *testing.T, nodes []*node, id meta.BundleID) int {
+	t.Helper()
+	owner := -1
+	await(t, func() bool {
+		for i, n := range nodes {
+			n.Locate(canceled(), id)
+			if _, ok := n.Guard(id); ok {
+				owner = i
+			}
+		}
+		return owner >= 0
+	})
+	return owner
+}
+
+func TestSuspicionReplacesAnOwnerLongBeforeItsLeaseEnds(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 3)
+	id := firstBundle(t, store)
+	old := place(t, nodes, id)
+	before, _ := nodes[old].Guard(id)
+	for i, n := range nodes {
+		if i != old {
+			n.PeerSuspected(string(rune('a' + old)))
+		}
+	}
+	await(t, func() bool {
+		_, still := nodes[old].Guard(id)
+		return !still
+	})
+	now, err := store.GetOwner(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.Epoch != before.Epoch+1 || now.Broker == string(rune('a'+old)) {
+		t.Fatalf("owner %+v after the takeover of epoch %d", now, before.Epoch)
+	}
+	await(t, func() bool {
+		nodes[old].host.mu.Lock()
+		defer nodes[old].host.mu.Unlock()
+		return nodes[old].host.reasons[id] == ownership.ReasonReplaced
+	})
+}
+
+func TestADrainedBrokerNamesWhoTakesOver(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 2)
+	id := firstBundle(t, store)
+	old := place(t, nodes, id)
+	other := nodes[1-old]
+	other.PeerDraining("nobody") // a stranger changes nothing
+	other.PeerDraining(string(rune('a' + old)))
+	if err := nodes[old].Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	nodes[old].host.mu.Lock()
+	next := nodes[old].host.next[id]
+	nodes[old].host.mu.Unlock()
+	if want := "penstock://" + string(rune('a'+1-old)); next != want {
+		t.Fatalf("clients are sent to %q, want %q", next, want)
+	}
+	await(t, func() bool { return other.Locate(t.Context(), id).Mine })
+}
+
+func TestALostLeaseIsReplacedAndTheEpochKept(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 1)
+	id := firstBundle(t, store)
+	place(t, nodes, id)
+	before, _ := nodes[0].Guard(id)
+	grant, err := nodes[0].session.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := etcd.Client().Revoke(t.Context(), grant.ID); err != nil {
+		t.Fatal(err)
+	}
+	await(t, func() bool {
+		owner, err := store.GetOwner(t.Context(), id)
+		return err == nil && owner.Broker == "a" && nodes[0].session.ID() != grant.ID
+	})
+	if now, ok := nodes[0].Guard(id); !ok || now != before {
+		t.Fatalf("guard %v, %v after the lease was replaced; want %v", now, ok, before)
+	}
+}
+
+func TestADeadBrokersBundlesMoveWhenItsLeaseEnds(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 2)
+	id := firstBundle(t, store)
+	old := place(t, nodes, id)
+	grant, err := nodes[old].session.Wait(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes[old].stop()
+	if err := nodes[old].session.Close(t.Context()); err != nil { // what etcd does when the TTL has passed
+		t.Fatal(err)
+	}
+	<-grant.Lost()
+	await(t, func() bool {
+		_, ok := nodes[1-old].Guard(id)
+		return ok
+	})
+}
