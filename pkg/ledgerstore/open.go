@@ -238,7 +238,9 @@ func (r *recovery) cleanUp(m *manifest) error {
 		}
 		if n, ok := parseSpareName(name); ok {
 			s.segments.nextSpare = max(s.segments.nextSpare, n)
-			remove = s.spareCount() == s.maxSpares()
+			// One that was being taken when the power went is retired no more.
+			_, err := segment.ReadHeader(s.fs, path.Join(s.cfg.Dir, name))
+			remove = s.spareCount() == s.maxSpares() || !errors.Is(err, segment.ErrRetired)
 			if !remove {
 				s.addSpare(name)
 			}
