@@ -1,0 +1,156 @@
+package statelog
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+// limit is what the log may take. mu is held.
+func (l *Log) limit() int64 {
+	live, _ := l.index.Live()
+	return max(l.cfg.FloorBytes, growth*live)
+}
+
+// rollBytes makes ledgers small enough that one more or less does not matter to the limit.
+func (l *Log) rollBytes() int64 { return max(l.limit()/16, 64<<10) }
+
+// maybeRewrite starts to make the log shorter if it is at three quarters of its limit, so that appends that go on
+// meanwhile stay below. mu is held.
+func (l *Log) maybeRewrite() {
+	if l.rewriting || l.stuck || l.err != nil || l.total <= l.limit()/4*3 {
+		return
+	}
+	l.rewriting = true
+	l.wg.Go(func() {
+		err := l.shorten()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.rewriting = false
+		if err != nil && l.ctx.Err() == nil {
+			// Tried again with the next entry: nothing is lost by a log that is too long for a while.
+			l.env.Log.Warn("state log not shortened", "chain", string(l.c.ID()), "cause", err)
+		}
+	})
+}
+
+// shorten rewrites the oldest live records and trims until the log is at half of its limit.
+func (l *Log) shorten() error {
+	for {
+		if err := l.ctx.Err(); err != nil {
+			return err //nolint:wrapcheck // only told apart from others
+		}
+		runs := l.c.Runs()
+		if len(runs) == 0 {
+			return nil
+		}
+		l.mu.Lock()
+		if l.err != nil || l.total <= l.limit()/2 || !runs[0].Closed {
+			l.mu.Unlock()
+			return nil
+		}
+		batch, waiting := l.index.toRewrite(runs[0].Ledger, flushBytes/2)
+		var wait chan struct{}
+		if len(batch) == 0 && waiting {
+			wait = l.barrier()
+		}
+		l.mu.Unlock()
+		switch {
+		case len(batch) > 0:
+			if err := l.writeAgain(batch); err != nil {
+				return err
+			}
+		case wait != nil:
+			select {
+			case <-wait:
+			case <-l.ctx.Done():
+			}
+		default:
+			if err := l.trim(runs[0]); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// barrier returns a channel that is closed once everything appended until now is done. mu is held.
+func (l *Log) barrier() chan struct{} {
+	done := make(chan struct{})
+	g := l.gather()
+	g.dones = append(g.dones, func(error) { close(done) })
+	l.full()
+	l.flush()
+	return done
+}
+
+func (l *Log) trim(run meta.Run) error {
+	freed, err := l.c.Trim(l.ctx, func(r meta.Run) bool { return r.Ledger == run.Ledger })
+	l.mu.Lock()
+	for _, r := range freed {
+		l.total -= r.Bytes
+	}
+	l.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("trim: %w", err)
+	}
+	return nil
+}
+
+// writeAgain appends live records at the tail, those that are still live and not about to be superseded.
+func (l *Log) writeAgain(batch []rewrite) error {
+	if err := l.values(l.ctx, batch); err != nil && !errors.Is(err, chain.ErrTrimmed) {
+		return fmt.Errorf("read what is live: %w", err)
+	}
+	done := make(chan error, 1)
+	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		return nil
+	}
+	n := 0
+	for i := range batch {
+		r := &batch[i]
+		if !l.index.current(r.it, r.at) || l.index.superseded(r.it) {
+			continue
+		}
+		if r.bad != nil {
+			l.stuck = true
+			r.it.bad = r.bad
+			err := &DamagedError{Owner: r.it.owner.name, Kind: r.it.name[0], Key: []byte(r.it.name[1:]), Position: r.at, Err: r.bad}
+			l.mu.Unlock()
+			return err
+		}
+		if g := l.gathering; g != nil && len(g.body)+encodedSize(r.it.owner.name, nil, r.value)+len(r.it.name) > headerSize+MaxEntry {
+			l.full()
+		}
+		g := l.gather()
+		g.body = appendRecord(g.body, opPut, r.it.name[0], r.it.owner.name, []byte(r.it.name[1:]), r.value)
+		g.count++
+		n++
+	}
+	if n == 0 {
+		l.mu.Unlock()
+		return nil
+	}
+	g := l.gather()
+	g.dones = append(g.dones, func(err error) { done <- err })
+	l.full()
+	l.flush()
+	l.mu.Unlock()
+	l.env.Metrics.rewrote(n)
+	select {
+	case err := <-done:
+		return err
+	case <-l.ctx.Done():
+		return l.ctx.Err() //nolint:wrapcheck // only told apart from others
+	}
+}
+
+// notWritten is the error of what never reached a ledger.
+func notWritten(err error) error {
+	return &ledger.AppendError{Entry: entry.NoEntry, Outcome: ledger.NotWritten, Err: err}
+}

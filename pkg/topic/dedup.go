@@ -1,0 +1,243 @@
+package topic
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"sort"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/frame"
+)
+
+// sequence is a place in what a producer sends: the sequence id of a batch's last message, and for a chunk of a
+// large message, which shares its id with its siblings, the chunk. The last chunk, and anything that is no chunk,
+// completes its id.
+type sequence struct {
+	id    uint64
+	chunk uint32
+}
+
+const whole = math.MaxUint32
+
+func sequenceOf(last uint64, chunk, chunks uint32) sequence {
+	if chunks == 0 || chunk+1 >= chunks {
+		return sequence{last, whole}
+	}
+	return sequence{last, chunk}
+}
+
+func (s sequence) after(o sequence) bool { return s.id > o.id || s.id == o.id && s.chunk > o.chunk }
+
+// producerState is what deduplication knows of one producer.
+type producerState struct {
+	name  string
+	epoch uint64 // of the newest incarnation seen
+
+	any    bool     // something is stored
+	stored sequence // the highest that is confirmed
+
+	// inflight are batches handed to the chain and not confirmed, in order.
+	inflight []*pending
+
+	lastTime int64 // broker time of what was stored last, Unix milliseconds
+	dirty    bool  // differs from what the snapshot store has
+	saved    bool  // the snapshot store has a record
+	open     int   // handles open
+}
+
+// verdict says what to do with a batch.
+type verdict uint8
+
+const (
+	verdictStore verdict = iota
+	// verdictStored: a duplicate of what is confirmed.
+	verdictStored
+	// verdictInFlight: a duplicate of a batch that is under way.
+	verdictInFlight
+	// verdictOverlap: partly a duplicate.
+	verdictOverlap
+)
+
+// judge decides about a batch of sequences first … last. With verdictInFlight, the batch that carries it.
+func (p *producerState) judge(first uint64, last sequence) (verdict, *pending) {
+	if p.any && !last.after(p.stored) {
+		return verdictStored, nil
+	}
+	top, has := p.stored, p.any
+	if n := len(p.inflight); n > 0 {
+		top, has = p.inflight[n-1].last, true
+		if !last.after(top) {
+			i := sort.Search(n, func(i int) bool { return !last.after(p.inflight[i].last) })
+			return verdictInFlight, p.inflight[i]
+		}
+	}
+	if has && (first < top.id || first == top.id && top.chunk == whole) {
+		return verdictOverlap, nil
+	}
+	return verdictStore, nil
+}
+
+// confirm notes that a batch is stored for good.
+func (p *producerState) confirm(epoch uint64, last sequence, time int64) {
+	p.epoch = max(p.epoch, epoch)
+	if !p.any || last.after(p.stored) {
+		p.any, p.stored = true, last
+	}
+	p.lastTime = max(p.lastTime, time)
+	p.dirty = true
+}
+
+// dedup is the table of a topic's producers. It is pure: the topic's lock guards it.
+type dedup struct {
+	producers map[string]*producerState
+	forgotten []string // saved and to be deleted from the snapshot store
+}
+
+func newDedup() *dedup { return &dedup{producers: map[string]*producerState{}} }
+
+func (d *dedup) get(name string) *producerState {
+	p := d.producers[name]
+	if p == nil {
+		p = &producerState{name: name}
+		d.producers[name] = p
+	}
+	return p
+}
+
+// replay merges a stored entry. Merging is idempotent, so a snapshot may be ahead of where its replay starts.
+func (d *dedup) replay(e *frame.Envelope) {
+	if e.Flags&frame.FlagDedup == 0 || len(e.Producer) == 0 {
+		return
+	}
+	p := d.producers[string(e.Producer)]
+	if p == nil {
+		p = d.get(string(e.Producer))
+	}
+	p.confirm(e.ProducerEpoch, sequenceOf(e.LastSeq, e.Chunk, e.Chunks), e.BrokerTime)
+}
+
+// prune forgets producers that are not in use: those that stored nothing since before, and the oldest above most.
+func (d *dedup) prune(before int64, most int) {
+	var idle []*producerState
+	for _, p := range d.producers {
+		if p.open == 0 && len(p.inflight) == 0 {
+			idle = append(idle, p)
+		}
+	}
+	sort.Slice(idle, func(i, j int) bool {
+		if idle[i].lastTime != idle[j].lastTime {
+			return idle[i].lastTime < idle[j].lastTime
+		}
+		return idle[i].name < idle[j].name
+	})
+	for _, p := range idle {
+		if p.lastTime >= before && len(d.producers) <= most {
+			return
+		}
+		delete(d.producers, p.name)
+		if p.saved {
+			d.forgotten = append(d.forgotten, p.name)
+		}
+	}
+}
+
+// The snapshot's records: one header, and one for each producer that changed since the snapshot before. The header
+// is last, so that a snapshot saved half-way only runs ahead of its offset.
+const (
+	snapshotVersion = 1
+
+	keyHeader   = 0
+	keyProducer = 1
+)
+
+// snapshot returns the records of what changed, and of the offset up to which the state is complete.
+func (d *dedup) snapshot(at entry.Offset) []Record {
+	var out []Record
+	for _, name := range d.forgotten {
+		out = append(out, Record{Key: producerKey(name), Delete: true})
+	}
+	d.forgotten = nil
+	names := make([]string, 0, len(d.producers))
+	for name, p := range d.producers {
+		if p.dirty {
+			names = append(names, name)
+		}
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		p := d.producers[name]
+		p.dirty, p.saved = false, true
+		out = append(out, Record{Key: producerKey(name), Value: p.encode()})
+	}
+	header := binary.BigEndian.AppendUint64([]byte{snapshotVersion}, uint64(at))
+	return append(out, Record{Key: []byte{keyHeader}, Value: header})
+}
+
+// unsaved takes a snapshot back that was not saved.
+func (d *dedup) unsaved(records []Record) {
+	for _, r := range records {
+		if len(r.Key) < 2 || r.Key[0] != keyProducer {
+			continue
+		}
+		name := string(r.Key[1:])
+		switch p := d.producers[name]; {
+		case p != nil:
+			p.dirty = true
+		case r.Delete:
+			d.forgotten = append(d.forgotten, name)
+		}
+	}
+}
+
+func producerKey(name string) []byte { return append([]byte{keyProducer}, name...) }
+
+// encode: version, epoch, sequence id, chunk, time; 8 bytes each but the version (1) and the chunk (4).
+func (p *producerState) encode() []byte {
+	b := binary.BigEndian.AppendUint64([]byte{snapshotVersion}, p.epoch)
+	b = binary.BigEndian.AppendUint64(b, p.stored.id)
+	b = binary.BigEndian.AppendUint32(b, p.stored.chunk)
+	return binary.BigEndian.AppendUint64(b, uint64(p.lastTime)) //nolint:gosec // two's complement is the format
+}
+
+// SnapshotError says that a deduplication record cannot be understood. Nothing is guessed: producers with
+// deduplication are refused until it is gone.
+type SnapshotError struct {
+	Key    []byte
+	Detail string
+}
+
+// Error says which record it is.
+func (e *SnapshotError) Error() string {
+	return fmt.Sprintf("deduplication record %q: %s", e.Key, e.Detail)
+}
+
+// load reads a snapshot's records into a fresh table, and returns the offset from which to replay.
+func (d *dedup) load(records []Record) (entry.Offset, error) {
+	var at entry.Offset
+	for _, r := range records {
+		if r.Delete {
+			continue
+		}
+		if len(r.Key) == 0 || len(r.Value) == 0 {
+			return 0, &SnapshotError{Key: r.Key, Detail: "empty key or value"}
+		}
+		if r.Value[0] != snapshotVersion {
+			return 0, &SnapshotError{Key: r.Key, Detail: fmt.Sprintf("version %d, this program knows %d", r.Value[0], snapshotVersion)}
+		}
+		v := r.Value[1:]
+		switch {
+		case r.Key[0] == keyHeader && len(r.Key) == 1 && len(v) == 8:
+			at = entry.Offset(binary.BigEndian.Uint64(v))
+		case r.Key[0] == keyProducer && len(r.Key) > 1 && len(v) == 28:
+			d.producers[string(r.Key[1:])] = &producerState{
+				name: string(r.Key[1:]), epoch: binary.BigEndian.Uint64(v), any: true, saved: true,
+				stored:   sequence{binary.BigEndian.Uint64(v[8:]), binary.BigEndian.Uint32(v[16:])},
+				lastTime: int64(binary.BigEndian.Uint64(v[20:])), //nolint:gosec // two's complement is the format
+			}
+		default:
+			return 0, &SnapshotError{Key: r.Key, Detail: fmt.Sprintf("%d bytes of value do not fit the key", len(r.Value))}
+		}
+	}
+	return at, nil
+}

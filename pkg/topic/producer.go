@@ -1,0 +1,218 @@
+package topic
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/frame"
+)
+
+// Producer is an incarnation of a producer on a topic. Its batches are stored in the order of its Append calls,
+// which must follow one another.
+type Producer struct {
+	t     *Topic
+	name  []byte
+	epoch uint64
+	state *producerState // with deduplication
+	last  int64
+
+	// Guarded by the topic's lock.
+	fenced bool
+	gap    bool   // batches from gapAt on are missing
+	gapAt  uint64 // until this one is sent again
+	closed bool
+}
+
+// OpenProducer lets a producer in. epoch is 0 for a new one, and what [Producer.Epoch] said for one that comes back;
+// an incarnation that was superseded gets [ErrProducerFenced]. The new incarnation's epoch is above every one seen,
+// and fences those. With dedup, the producer's stored sequence is known when OpenProducer returns, which may have to
+// read the snapshot and the entries after it first.
+func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, dedup bool) (*Producer, error) {
+	if name == "" || len(name) > frame.MaxProducerName {
+		return nil, fmt.Errorf("open producer: a name has 1 to %d bytes, this one %d", frame.MaxProducerName, len(name))
+	}
+	if dedup {
+		if err := t.loadDedup(ctx); err != nil {
+			return nil, err
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err != nil {
+		return nil, fmt.Errorf("open producer %q: %w", name, t.err)
+	}
+	newest := uint64(0)
+	before := t.producers[name]
+	if before != nil {
+		newest = before.epoch
+	}
+	var state *producerState
+	if t.dd != nil {
+		if state = t.dd.producers[name]; state != nil {
+			newest = max(newest, state.epoch)
+		}
+	}
+	if epoch != 0 && epoch < newest {
+		return nil, fmt.Errorf("open producer %q: epoch %d, the newest is %d: %w", name, epoch, newest, ErrProducerFenced)
+	}
+	p := &Producer{t: t, name: []byte(name), epoch: max(newest, epoch) + 1, last: -1}
+	if before != nil {
+		before.fenced = true
+		before.leave()
+	}
+	if dedup {
+		p.state = t.dd.get(name)
+		p.state.open++
+		p.state.epoch = p.epoch
+		if p.state.any {
+			p.last = int64(p.state.stored.id) //nolint:gosec // ids beyond 2⁶³-1 are refused by no one; they read as negative
+			if p.state.stored.chunk != whole {
+				p.last-- // an unfinished large message is to be sent again; its stored chunks are duplicates
+			}
+		}
+	}
+	if t.producers == nil {
+		t.producers = map[string]*Producer{}
+	}
+	t.producers[name] = p
+	return p, nil
+}
+
+// Epoch returns the incarnation's epoch, to be given when the producer comes back.
+func (p *Producer) Epoch() uint64 { return p.epoch }
+
+// LastSequence returns the highest sequence id stored for the producer when it was opened; -1 if none, or without
+// deduplication.
+func (p *Producer) LastSequence() int64 { return p.last }
+
+// Close lets the producer go. Batches under way are done all the same.
+func (p *Producer) Close() {
+	t := p.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p.leave()
+	if t.producers[string(p.name)] == p {
+		delete(t.producers, string(p.name))
+		if len(t.producers) == 0 {
+			t.producers = nil
+		}
+	}
+}
+
+func (p *Producer) leave() {
+	if !p.closed && p.state != nil {
+		p.state.open--
+	}
+	p.closed = true
+}
+
+// missing notes that a batch was refused or failed: later ones must not overtake it. The topic's lock is held.
+func (p *Producer) missing(first uint64) {
+	if !p.gap || first < p.gapAt {
+		p.gap, p.gapAt = true, first
+	}
+}
+
+// Append stores a batch. It waits for bytes of the budget as long as ctx lasts: that is the back-pressure of slow
+// bookies. An error means that the batch was not taken in, and Done is not called; a *[chain.NotEnoughBookiesError]
+// may be inside. Once taken in, Done tells what became of it.
+func (p *Producer) Append(ctx context.Context, b Batch) error {
+	t := p.t
+	env := frame.EnvelopeOf(b.Parsed)
+	env.Producer, env.ProducerEpoch = p.name, p.epoch
+	if p.state != nil {
+		env.Flags |= frame.FlagDedup
+	}
+	body := make([]byte, 0, envelopeRoom+len(p.name)+len(b.Frame))
+	body = frame.AppendEnvelope(body, &env)
+	body = append(body, b.Frame...)
+	if err := t.take(ctx, len(body)); err != nil {
+		t.mu.Lock()
+		p.missing(env.FirstSeq)
+		t.mu.Unlock()
+		return fmt.Errorf("append batch: wait for budget: %w", err)
+	}
+	taken, err := p.append(&env, body, b)
+	if !taken {
+		t.released(len(body))
+	}
+	return err
+}
+
+// envelopeRoom is what an envelope takes beside the producer's name, at most.
+const envelopeRoom = 44 + 30 + 14 + 11
+
+func (t *Topic) take(ctx context.Context, n int) error {
+	if err := t.pending.Acquire(ctx, int64(n)); err != nil {
+		return err //nolint:wrapcheck // the caller does
+	}
+	if t.env.Budget == nil {
+		return nil
+	}
+	if err := t.env.Budget.Acquire(ctx, int64(n)); err != nil {
+		t.pending.Release(int64(n))
+		return err //nolint:wrapcheck // the caller does
+	}
+	return nil
+}
+
+// append decides about a batch and hands it to the chain. It reports whether the chain has the body.
+func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool, err error) {
+	t := p.t
+	last := sequenceOf(env.LastSeq, env.Chunk, env.Chunks)
+	t.mu.Lock()
+	switch {
+	case t.err != nil:
+		err = t.err
+	case p.fenced || p.closed:
+		err = ErrProducerFenced
+	case t.failing != nil:
+		err = fmt.Errorf("%w: %w", ErrUnavailable, t.failing)
+	case p.gap && env.FirstSeq > p.gapAt:
+		err = ErrSequenceGap
+	}
+	if err != nil {
+		p.missing(env.FirstSeq)
+		t.mu.Unlock()
+		return false, fmt.Errorf("append batch of sequences %d to %d: %w", env.FirstSeq, env.LastSeq, err)
+	}
+	p.gap = false
+	if p.state != nil {
+		switch v, f := p.state.judge(env.FirstSeq, last); v {
+		case verdictStore:
+		case verdictStored:
+			t.mu.Unlock()
+			t.env.Metrics.duplicate()
+			b.Done(Receipt{FirstSeq: env.FirstSeq, LastSeq: env.LastSeq, Duplicate: true}, nil)
+			return false, nil
+		case verdictInFlight:
+			f.waiters = append(f.waiters, waiter{env.FirstSeq, env.LastSeq, b.Done})
+			t.mu.Unlock()
+			t.env.Metrics.duplicate()
+			return false, nil
+		case verdictOverlap:
+			t.mu.Unlock()
+			return false, fmt.Errorf("append batch of sequences %d to %d: %w", env.FirstSeq, env.LastSeq, ErrSequenceOverlap)
+		}
+	}
+	env.Base = t.next
+	env.BrokerTime = max(t.env.Now().UnixMilli(), t.lastTime)
+	t.lastTime = env.BrokerTime
+	frame.AppendEnvelope(body[:0], env) // the same length: what differs is of fixed size
+	t.next += entry.Offset(env.Span)
+	t.appended += int64(len(body))
+	t.outstanding++
+	w := getPending()
+	w.t, w.producer, w.state = t, p, p.state
+	w.first, w.lastSeq, w.last, w.epoch = env.FirstSeq, env.LastSeq, last, p.epoch
+	w.offset, w.done = env.Base, b.Done
+	if p.state != nil {
+		p.state.inflight = append(p.state.inflight, w)
+	}
+	t.c.Append(chain.Append{Body: body, Span: env.Span, Time: env.BrokerTime, Level: b.Level, Tag: w, Done: w.chained})
+	t.mu.Unlock()
+	t.env.Metrics.appended(len(body), int(env.Span))
+	return true, nil
+}

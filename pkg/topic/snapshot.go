@@ -1,0 +1,138 @@
+package topic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/frame"
+)
+
+// replayBytes is how much is read at a time to rebuild producers' sequences.
+const replayBytes = 1 << 20
+
+// loadDedup rebuilds what is known of producers: the last snapshot, then the entries after it up to where this owner
+// began. Entries of this owner need no replay: a producer with deduplication is let in after the load, so its
+// entries are counted as they are confirmed. One load runs at a time; others wait for it.
+func (t *Topic) loadDedup(ctx context.Context) error {
+	for {
+		t.mu.Lock()
+		if t.dd != nil {
+			t.mu.Unlock()
+			return nil
+		}
+		running := t.loading
+		if running == nil {
+			t.loading = make(chan struct{})
+		}
+		t.mu.Unlock()
+		if running == nil {
+			break
+		}
+		select {
+		case <-running:
+		case <-ctx.Done():
+			return fmt.Errorf("load producers' sequences: %w", ctx.Err())
+		}
+	}
+	dd, at, err := t.rebuild(ctx)
+	t.mu.Lock()
+	close(t.loading)
+	t.loading = nil
+	if err == nil {
+		t.dd, t.snapped = dd, at
+	}
+	t.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("load producers' sequences: %w", err)
+	}
+	return nil
+}
+
+func (t *Topic) rebuild(ctx context.Context) (*dedup, entry.Offset, error) {
+	dd := newDedup()
+	var at entry.Offset
+	if t.cfg.Snapshots != nil {
+		records, err := t.cfg.Snapshots.Load(ctx)
+		if err != nil {
+			return nil, 0, fmt.Errorf("load snapshot: %w", err)
+		}
+		if at, err = dd.load(records); err != nil {
+			return nil, 0, err
+		}
+	}
+	r := t.NewReader(at)
+	for r.Offset() < t.opened {
+		entries, err := r.fetch(ctx, replayBytes)
+		if err != nil {
+			return nil, 0, fmt.Errorf("replay from offset %d: %w", r.Offset(), err)
+		}
+		if len(entries) == 0 {
+			break // trimmed to its end
+		}
+		for i := range entries {
+			if entries[i].Envelope.Base < t.opened {
+				dd.replay(&entries[i].Envelope)
+			}
+		}
+	}
+	return dd, at, nil
+}
+
+// SnapshotDue tells whether so much was appended since the last snapshot that another is worthwhile: the next owner
+// reads what lies after it.
+func (t *Topic) SnapshotDue() bool {
+	if t.cfg.Snapshots == nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return int64(t.visible-t.snapped) >= t.cfg.Dedup.SnapshotEntries || t.appended-t.snapBytes >= t.cfg.Dedup.SnapshotBytes
+}
+
+// snapshotWorthwhile tells whether a snapshot before closing would spare the next owner anything.
+func (t *Topic) snapshotWorthwhile() bool {
+	if t.cfg.Snapshots == nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dd != nil && t.visible > t.snapped && (len(t.dd.producers) > 0 || t.snapped > 0)
+}
+
+// Snapshot saves what changed of the producers' sequences, complete up to all that is visible now. It forgets
+// producers that DedupConfig no longer keeps. Call it when [Topic.SnapshotDue] says so.
+func (t *Topic) Snapshot(ctx context.Context) error {
+	if t.cfg.Snapshots == nil {
+		return errors.New("snapshot producers' sequences: there is no store")
+	}
+	if err := t.loadDedup(ctx); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	at, bytes := t.visible, t.appended
+	t.dd.prune(t.env.Now().Add(-t.cfg.Dedup.IdleAfter).UnixMilli(), t.cfg.Dedup.MaxProducers)
+	records := t.dd.snapshot(at)
+	t.mu.Unlock()
+	err := t.cfg.Snapshots.Save(ctx, records)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err != nil {
+		t.dd.unsaved(records)
+		return fmt.Errorf("save producers' sequences: %w", err)
+	}
+	if at > t.snapped {
+		t.snapped, t.snapBytes = at, bytes
+	}
+	return nil
+}
+
+// parse splits a stored body.
+func parse(pos entry.Position, body []byte) (Entry, error) {
+	env, f, err := frame.ParseEnvelope(body)
+	if err != nil {
+		return Entry{}, fmt.Errorf("parse entry %v: %w", pos, err)
+	}
+	return Entry{Position: pos, Envelope: env, Frame: f}, nil
+}
