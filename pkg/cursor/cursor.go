@@ -187,7 +187,7 @@ func (c *Cursor) Backlog(end entry.Offset) uint64 {
 func (c *Cursor) Holes() uint64 {
 	n := uint64(0)
 	for number, p := range c.pages {
-		n += uint64(p.acked.countRuns()) //nolint:gosec // ≥ 0
+		n += uint64(p.acked.countRuns())
 		if next := c.pages[number+1]; next != nil && p.acked.nextClear(pageMask) == pageSize && next.acked.nextSet(0) == 0 {
 			n-- // one range over two pages
 		}
@@ -220,7 +220,7 @@ func (c *Cursor) NextUnacked(o entry.Offset) entry.Offset {
 			return o
 		}
 		i := p.acked.nextClear(int(o & pageMask))
-		o = o&^pageMask + entry.Offset(i) //nolint:gosec // 0..pageSize
+		o = o&^pageMask + entry.Offset(i)
 		if i < pageSize {
 			return o
 		}
@@ -233,7 +233,7 @@ func (c *Cursor) Missing(dst []Range, r Range) []Range {
 	for o := c.NextUnacked(r.First); o < r.End; o = c.NextUnacked(o) {
 		end := o&^pageMask + pageSize
 		if p := c.pages[uint64(o)>>pageBits]; p != nil {
-			end = o&^pageMask + entry.Offset(p.acked.nextSet(int(o&pageMask))) //nolint:gosec // 0..pageSize
+			end = o&^pageMask + entry.Offset(p.acked.nextSet(int(o&pageMask)))
 		}
 		end = min(end, r.End)
 		if n := len(dst); n > own && dst[n-1].End == o {
@@ -290,13 +290,13 @@ func (c *Cursor) ack(r Range) {
 		}
 		p := c.page(number)
 		if added := p.acked.add(first, last); added > 0 {
-			c.above += uint64(added) //nolint:gosec // > 0
+			c.above += uint64(added)
 			if !p.whole {
 				p.pend, _ = addRun(p.pend, first, last)
 			}
 			c.changed(p)
 		}
-		o += entry.Offset(last - first + 1) //nolint:gosec // > 0
+		o += entry.Offset(last - first + 1)
 	}
 }
 
@@ -361,7 +361,7 @@ func (c *Cursor) raise(to entry.Offset) {
 			before -= int(old & pageMask)
 		}
 		p.fill(c.floor)
-		c.above -= uint64(before - (p.acked.n - int(c.floor&pageMask))) //nolint:gosec // acknowledged offsets that the floor passed
+		c.above -= uint64(before - (p.acked.n - int(c.floor&pageMask)))
 		if p.acked.n == int(c.floor&pageMask) && !p.inLog() && c.retries.Len() == 0 {
 			delete(c.pages, floorPage) // it says no more than the floor
 		}
@@ -374,7 +374,7 @@ func (c *Cursor) dropPage(p *page, old entry.Offset) {
 	if p.number == uint64(old)>>pageBits {
 		n -= int(old & pageMask)
 	}
-	c.above -= uint64(n) //nolint:gosec // ≥ 0
+	c.above -= uint64(n)
 	delete(c.pages, p.number)
 	if p.inLog() {
 		c.garbage = append(c.garbage, p.pageKeys)
@@ -539,7 +539,7 @@ func cutRuns(runs []run, floor int) []run {
 		runs = runs[1:]
 	}
 	if len(runs) > 0 && int(runs[0].first) < floor {
-		runs[0].first = uint16(floor) //nolint:gosec // ≤ its last
+		runs[0].first = uint16(floor)
 	}
 	return runs
 }

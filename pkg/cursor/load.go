@@ -192,7 +192,7 @@ func (l *loadedPage) load(c *Cursor, id pageID) error {
 	base := entry.Offset(id.number << pageBits)
 	setRetries := func(retries []retryAt) {
 		for _, r := range retries {
-			c.retries.Set(Range{First: base + entry.Offset(r.first), End: base + entry.Offset(r.last) + 1}, r.Retry) //nolint:gosec // indices
+			c.retries.Set(Range{First: base + entry.Offset(r.first), End: base + entry.Offset(r.last) + 1}, r.Retry)
 		}
 	}
 	if l.snap != nil {
@@ -225,7 +225,7 @@ func (l *loadedPage) load(c *Cursor, id pageID) error {
 	}
 	for i := p.acked.nextSet(0); c.retries.Len() > 0 && i < pageSize; {
 		end := p.acked.nextClear(i)
-		c.retries.Erase(Range{First: base + entry.Offset(i), End: base + entry.Offset(end)}) //nolint:gosec // indices
+		c.retries.Erase(Range{First: base + entry.Offset(i), End: base + entry.Offset(end)})
 		i = p.acked.nextSet(end)
 	}
 	above := p.acked.n
@@ -235,7 +235,7 @@ func (l *loadedPage) load(c *Cursor, id pageID) error {
 		c.retries.Erase(Range{End: c.floor})
 	}
 	p.acked.shrink()
-	c.above += uint64(above) //nolint:gosec // ≥ 0
+	c.above += uint64(above)
 	c.pages[id.number] = p
 	return nil
 }

@@ -43,10 +43,10 @@ func (s *pageSet) add(first, last int) int {
 		for w := first >> 6; w <= last>>6; w++ {
 			mask := ^uint64(0)
 			if w == first>>6 {
-				mask <<= uint(first & 63) //nolint:gosec // 0..63
+				mask <<= uint(first & 63)
 			}
 			if w == last>>6 {
-				mask &= ^uint64(0) >> uint(63-last&63) //nolint:gosec // 0..63
+				mask &= ^uint64(0) >> uint(63-last&63)
 			}
 			added += bits.OnesCount64(mask &^ s.bits[w])
 			s.bits[w] |= mask
@@ -60,7 +60,7 @@ func (s *pageSet) add(first, last int) int {
 func addRun(runs []run, first, last int) (joined []run, added int) {
 	n := len(runs)
 	if n == 0 || int(runs[n-1].last)+1 < first {
-		return append(runs, run{uint16(first), uint16(last)}), last - first + 1 //nolint:gosec // indices
+		return append(runs, run{uint16(first), uint16(last)}), last - first + 1
 	}
 	// i..j are the runs that first..last overlaps or touches.
 	i := n - 1
@@ -75,7 +75,7 @@ func addRun(runs []run, first, last int) (joined []run, added int) {
 			added -= overlap
 		}
 	}
-	merged := run{uint16(lo), uint16(hi)} //nolint:gosec // indices
+	merged := run{uint16(lo), uint16(hi)}
 	switch {
 	case i == j:
 		runs = append(runs, run{})
@@ -102,7 +102,7 @@ func (s *pageSet) nextClear(i int) int {
 	for w := i >> 6; w < pageWords; w++ {
 		free := ^s.bits[w]
 		if w == i>>6 {
-			free &= ^uint64(0) << uint(i&63) //nolint:gosec // 0..63
+			free &= ^uint64(0) << uint(i&63)
 		}
 		if free != 0 {
 			return w<<6 + bits.TrailingZeros64(free)
@@ -125,7 +125,7 @@ func (s *pageSet) nextSet(i int) int {
 	for w := i >> 6; w < pageWords; w++ {
 		set := s.bits[w]
 		if w == i>>6 {
-			set &= ^uint64(0) << uint(i&63) //nolint:gosec // 0..63
+			set &= ^uint64(0) << uint(i&63)
 		}
 		if set != 0 {
 			return w<<6 + bits.TrailingZeros64(set)
@@ -175,7 +175,7 @@ func (s *pageSet) shrink() {
 	runs := make([]run, 0, n)
 	for i := s.nextSet(0); i < pageSize; {
 		end := s.nextClear(i)
-		runs = append(runs, run{uint16(i), uint16(end - 1)}) //nolint:gosec // indices
+		runs = append(runs, run{uint16(i), uint16(end - 1)})
 		i = s.nextSet(end)
 	}
 	s.runs, s.bits = runs, nil

@@ -116,7 +116,7 @@ func (c *Cursor) metaRecord(deleted bool) Record {
 	}
 	v = append(v, formatVersion, flags)
 	v = binary.BigEndian.AppendUint64(v, uint64(c.meta.Initial))
-	v = binary.BigEndian.AppendUint64(v, uint64(c.meta.Created)) //nolint:gosec // ≥ 0
+	v = binary.BigEndian.AppendUint64(v, uint64(c.meta.Created))
 	v = binary.AppendUvarint(v, uint64(len(c.meta.Name)))
 	v = append(v, c.meta.Name...)
 	return seal(KindSubscription, slices.Clone(c.meta.UUID[:]), v)
@@ -136,7 +136,7 @@ func (c *Cursor) deltaRecord(p *page) Record {
 	v = binary.AppendUvarint(v, uint64(len(p.pend)))
 	at := 0
 	for _, r := range p.pend {
-		v = binary.AppendUvarint(v, uint64(int(r.first)-at)) //nolint:gosec // runs ascend
+		v = binary.AppendUvarint(v, uint64(int(r.first)-at))
 		v = binary.AppendUvarint(v, uint64(r.last-r.first))
 		at = int(r.last) + 1
 	}
@@ -158,9 +158,9 @@ func (c *Cursor) pageRecord(p *page) Record {
 	v = binary.AppendUvarint(v, p.snapSeq)
 	switch form {
 	case formRuns:
-		v = binary.AppendUvarint(v, uint64(runs)) //nolint:gosec // ≥ 0
+		v = binary.AppendUvarint(v, uint64(runs))
 	case formArray:
-		v = binary.AppendUvarint(v, uint64(n)) //nolint:gosec // ≥ 0
+		v = binary.AppendUvarint(v, uint64(n))
 	}
 	if form == formBitmap && p.acked.bits != nil {
 		for _, w := range p.acked.bits {
@@ -172,11 +172,11 @@ func (c *Cursor) pageRecord(p *page) Record {
 		for i := p.acked.nextSet(0); i < pageSize; {
 			end := p.acked.nextClear(i)
 			if form == formRuns {
-				v = binary.BigEndian.AppendUint16(v, uint16(i))     //nolint:gosec // an index
-				v = binary.BigEndian.AppendUint16(v, uint16(end-1)) //nolint:gosec // an index
+				v = binary.BigEndian.AppendUint16(v, uint16(i))
+				v = binary.BigEndian.AppendUint16(v, uint16(end-1))
 			} else {
 				for ; i < end; i++ {
-					v = binary.BigEndian.AppendUint16(v, uint16(i)) //nolint:gosec // an index
+					v = binary.BigEndian.AppendUint16(v, uint16(i))
 				}
 			}
 			i = p.acked.nextSet(end)
@@ -207,7 +207,7 @@ func (c *Cursor) appendRetries(v []byte, p *page, in []run) []byte {
 		v = binary.AppendUvarint(v, uint64(r.First-at))
 		v = binary.AppendUvarint(v, r.Len()-1)
 		v = binary.AppendUvarint(v, uint64(retry.Count))
-		v = binary.AppendUvarint(v, uint64(retry.NotBefore)) //nolint:gosec // ≥ 0
+		v = binary.AppendUvarint(v, uint64(retry.NotBefore))
 		v = binary.BigEndian.AppendUint32(v, retry.KeyHash)
 		v = append(v, byte(retry.Reason))
 		at = r.End
@@ -302,8 +302,8 @@ func decodeMeta(r Record, id entry.UUID) (m Meta, deleted bool, err error) {
 	if flags&^flagDeleted != 0 {
 		d.fail(fmt.Errorf("flags %#x are not known here", flags))
 	}
-	m = Meta{UUID: id, Initial: entry.Offset(d.uint64()), Created: int64(d.uint64())} //nolint:gosec // validated below
-	m.Name = string(d.next(int(d.uvarint(MaxName))))                                  //nolint:gosec // ≤ MaxName
+	m = Meta{UUID: id, Initial: entry.Offset(d.uint64()), Created: int64(d.uint64())}
+	m.Name = string(d.next(int(d.uvarint(MaxName))))
 	if err := d.end(); err != nil {
 		return Meta{}, false, err
 	}
@@ -328,10 +328,10 @@ func (d *decoder) retries() []retryAt {
 	at := 0
 	for range n {
 		var r retryAt
-		r.first = at + int(d.uvarint(pageMask))     //nolint:gosec // ≤ pageMask
-		r.last = r.first + int(d.uvarint(pageMask)) //nolint:gosec // ≤ pageMask
-		r.Count = uint32(d.uvarint(1<<32 - 1))      //nolint:gosec // bounded
-		r.NotBefore = int64(d.uvarint(1<<63 - 1))   //nolint:gosec // bounded
+		r.first = at + int(d.uvarint(pageMask))
+		r.last = r.first + int(d.uvarint(pageMask))
+		r.Count = uint32(d.uvarint(1<<32 - 1))
+		r.NotBefore = int64(d.uvarint(1<<63 - 1))
 		r.KeyHash, r.Reason = d.uint32(), RetryReason(d.byte())
 		if r.last > pageMask {
 			d.fail(errOrder)
@@ -357,15 +357,15 @@ func decodeDelta(r Record) (decodedDelta, error) {
 	n := d.uvarint(pageSize)
 	at := 0
 	for range n {
-		first := at + int(d.uvarint(pageMask))   //nolint:gosec // ≤ pageMask
-		last := first + int(d.uvarint(pageMask)) //nolint:gosec // ≤ pageMask
+		first := at + int(d.uvarint(pageMask))
+		last := first + int(d.uvarint(pageMask))
 		if last > pageMask || at > 0 && first == at {
 			d.fail(errOrder)
 		}
 		if d.err != nil {
 			return decodedDelta{}, d.err
 		}
-		out.acked = append(out.acked, run{uint16(first), uint16(last)}) //nolint:gosec // ≤ pageMask
+		out.acked = append(out.acked, run{uint16(first), uint16(last)})
 		at = last + 1
 	}
 	out.retries = d.retries()

@@ -370,7 +370,7 @@ func (b *base) room(c *consumer) uint64 {
 	if b.blocked(c) != ReasonNone {
 		return 0
 	}
-	n := uint64(c.permits) //nolint:gosec // > 0
+	n := uint64(c.permits)
 	if limit := b.cfg.MaxUnackedPerConsumer; limit > 0 {
 		n = min(n, limit-c.outstanding.Offsets())
 	}
@@ -406,7 +406,7 @@ func (b *base) send(c *consumer, q *queue, most uint64) Action {
 		if !b.noAcks {
 			b.unacked += messages
 		}
-		c.permits -= int64(messages) //nolint:gosec // at most a span
+		c.permits -= int64(messages)
 		n += messages
 		q.pop()
 		b.sent = append(b.sent, d)

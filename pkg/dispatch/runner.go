@@ -66,7 +66,7 @@ var (
 // to the goroutine instead would make both wait for a read in flight.
 type Runner struct {
 	env    Env
-	ctx    context.Context //nolint:containedctx // the life of the runner
+	ctx    context.Context // ends with the runner
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 	wake   chan struct{}
