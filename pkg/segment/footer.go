@@ -141,9 +141,12 @@ func (c *contents) runs(rows []row) []run {
 	return out
 }
 
-// writeFooter writes the tables and the trailer at t.dataEnd and returns the end of the file. t brings dataEnd,
-// prevDurable and flags.
-func writeFooter(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) (int64, error) {
+// seal writes a footer at t.dataEnd and makes the file end behind it, durably. t brings dataEnd, prevDurable and flags.
+//
+// The batches and the tables are synced before the trailer is written, so that a trailer proves them to be there: whoever
+// finds one need not verify the tables before it trusts that they are whole. The file is cut last, since the footer
+// goes into blocks that are reserved.
+func seal(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) error {
 	rows := c.sorted()
 	runs := c.runs(rows)
 	t.batches = c.batches
@@ -152,8 +155,9 @@ func writeFooter(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) (int6
 	t.controlRows = uint32(len(c.controls)) //nolint:gosec // likewise
 	t.gapRows = uint32(len(gaps))           //nolint:gosec // likewise
 	trailerOffset := t.dataEnd + t.tablesSize()
-	if trailerOffset+trailerSize > MaxSegmentBytes {
-		return 0, fmt.Errorf("footer would end past %d bytes: %w", int64(MaxSegmentBytes), ErrTooLarge)
+	end := trailerOffset + trailerSize
+	if end > MaxSegmentBytes {
+		return fmt.Errorf("footer would end past %d bytes: %w", int64(MaxSegmentBytes), ErrTooLarge)
 	}
 	w := &tableWriter{f: f, seed: newSeed(h), off: t.dataEnd}
 	steps := []func() error{
@@ -162,17 +166,23 @@ func writeFooter(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) (int6
 		func() error { return writeControls(w, c.controls) },
 		func() error { return writeGaps(w, gaps) },
 		w.flush,
+		f.Datasync,
+		func() error {
+			if w.off != trailerOffset {
+				panic(fmt.Sprintf("segment: tables end at %d, not at %d", w.off, trailerOffset))
+			}
+			_, err := f.WriteAt(encodeTrailer(w.seed, h, w.off, t), w.off)
+			return err
+		},
+		func() error { return f.Truncate(end) },
+		f.Sync,
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	if w.off != trailerOffset {
-		panic(fmt.Sprintf("segment: tables end at %d, not at %d", w.off, trailerOffset))
-	}
-	_, err := f.WriteAt(encodeTrailer(w.seed, h, trailerOffset, t), trailerOffset)
-	return trailerOffset + trailerSize, err
+	return nil
 }
 
 func writeIndex(w *tableWriter, rows []row, runs []run) error {

@@ -359,13 +359,14 @@ func (s *scanner) salvageBatch(h batchHeader) error {
 	return nil
 }
 
-// gap notes damage in [from, to), joined to the one before if they touch.
+// gap notes damage in [from, to), joined to the one before if they touch. A record that the end of the file cuts short
+// reaches past it.
 func (s *scanner) gap(from, to int64) {
 	if from >= to {
 		return
 	}
-	if n := len(s.gaps); n > 0 && s.gaps[n-1].End == from {
-		s.gaps[n-1].End = to
+	if n := len(s.gaps); n > 0 && from <= s.gaps[n-1].End {
+		s.gaps[n-1].End = max(s.gaps[n-1].End, to)
 		return
 	}
 	s.gaps = append(s.gaps, Gap{Offset: from, End: to})

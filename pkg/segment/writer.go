@@ -7,6 +7,7 @@ import (
 	"path"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/vfs"
@@ -126,7 +127,9 @@ func (w *Writer) Path() string { return w.path }
 // AppendBatch writes recs behind what was written before, in one write, as one batch that recovery keeps or drops
 // whole. It does not sync. durableUpto is a Size() that a finished Sync is known to cover, as fresh as at hand.
 // The locations are in the order of recs and valid until the next call. Bodies are not kept. An error that wraps
-// [ErrInvalid] or [ErrTooLarge] has written nothing; after any other the segment has failed.
+// [ErrInvalid] or [ErrTooLarge] has written nothing. One that is ENOSPC may have written a part of the batch, which
+// does not count: nothing was promised about it, and the next batch goes over it. After any other the segment has
+// failed.
 func (w *Writer) AppendBatch(recs []Record, durableUpto int64) ([]Location, error) {
 	if err := w.failure(); err != nil {
 		return nil, err
@@ -144,6 +147,9 @@ func (w *Writer) AppendBatch(recs []Record, durableUpto int64) ([]Location, erro
 	}
 	w.encode(recs, offset, length, durableUpto)
 	if n, err := w.f.WriteAt(w.buf, offset); err != nil || n != len(w.buf) {
+		if errors.Is(err, syscall.ENOSPC) {
+			return nil, fmt.Errorf("append to segment %s: %w", w.path, err)
+		}
 		if err == nil {
 			err = io.ErrShortWrite
 		}
@@ -253,15 +259,13 @@ func (w *Writer) ReadInto(loc Location, buf []byte) (Record, error) {
 	return readRecord(w.f, w.path, w.seed, w.size.Load(), loc, buf)
 }
 
-// Seal syncs, writes the footer, gives back reserved space behind it, and syncs again. Nothing can be appended
-// afterwards; ReadAt goes on working. If it fails, the file is as good as unsealed.
-//
-// The first sync is there so that a footer proves the batches before it durable.
+// Seal writes the footer, gives back reserved space behind it, and makes all of the segment durable. Nothing can be
+// appended afterwards; ReadAt goes on working. If it fails, the segment has failed, and what was synced before is safe.
 func (w *Writer) Seal() error {
 	if w.sealed {
 		panic("segment: sealed twice")
 	}
-	if err := w.Sync(); err != nil {
+	if err := w.failure(); err != nil {
 		return err
 	}
 	w.sealed = true
@@ -271,18 +275,6 @@ func (w *Writer) Seal() error {
 	}
 	w.buf, w.locs, w.contents = nil, nil, nil
 	return nil
-}
-
-// seal writes a footer, cuts the file behind it and syncs. Footer first: it goes into blocks that are reserved.
-func seal(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) error {
-	end, err := writeFooter(f, h, c, gaps, t)
-	if err != nil {
-		return err
-	}
-	if err := f.Truncate(end); err != nil {
-		return err
-	}
-	return f.Sync()
 }
 
 // Close closes the file. It neither syncs nor seals. No call of Sync or ReadAt may be under way.
