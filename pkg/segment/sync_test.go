@@ -54,12 +54,12 @@ func TestOverlappingSyncsUseTheirOwnDescriptors(t *testing.T) {
 	fs := &descriptorFS{FS: vfs.NewMem(), busy: map[*descriptorFile]bool{}}
 	w, err := Create(fs, "/a.seg", header(1), 64<<10, false)
 	must(t, err)
-	fs.meet.Add(overlappingSyncs)
-	errs := make(chan error, overlappingSyncs)
-	for range overlappingSyncs {
+	fs.meet.Add(maxSyncs)
+	errs := make(chan error, maxSyncs)
+	for range maxSyncs {
 		go func() { errs <- w.Sync() }()
 	}
-	for range overlappingSyncs {
+	for range maxSyncs {
 		must(t, <-errs)
 	}
 	if fs.twice {

@@ -25,11 +25,10 @@ import (
 // Syncs overlap on file descriptions of their own. The kernel reports a failed write-back once to each open file
 // description: on a shared one, a sync could meet success because its neighbour has just been told of the failure.
 //
-// Damage ends a Writer: after a failed write (want of space aside) or sync it is not known what the file holds, so everything returns
-// [ErrFailed] from then on. The caller keeps what was synced, and recovers the file after a restart.
+// Damage ends a Writer: after a failed write (want of space aside) or sync it is not known what the file holds, so
+// everything returns [ErrFailed] from then on. The caller keeps what was synced, and recovers the file after a restart.
 type Writer struct {
 	f        vfs.File
-	syncs    chan vfs.File // descriptors for overlapping syncs
 	path     string
 	header   Header
 	seed     seed
@@ -117,39 +116,6 @@ func createFile(fs vfs.FS, name string, h Header, size int64, reuse bool) (_ vfs
 		return nil, h, err
 	}
 	return f, h, fs.SyncDir(path.Dir(name))
-}
-
-// overlappingSyncs is how many syncs run at once; one more waits for one of them.
-const overlappingSyncs = 3
-
-// openForSync opens the descriptors that syncs take in turn. A kernel reports a failed write back once to each
-// descriptor: of two syncs that overlap on one descriptor, one gets the error, and the other, though it may concern
-// its bytes, success.
-func openForSync(fs vfs.FS, first vfs.File, path string) (chan vfs.File, error) {
-	syncs := make(chan vfs.File, overlappingSyncs)
-	syncs <- first
-	for len(syncs) < overlappingSyncs {
-		f, err := fs.Open(path)
-		if err != nil {
-			return nil, errors.Join(err, closeSyncs(syncs, first))
-		}
-		syncs <- f
-	}
-	return syncs, nil
-}
-
-// closeSyncs closes all but first.
-func closeSyncs(syncs chan vfs.File, first vfs.File) (err error) {
-	for {
-		select {
-		case f := <-syncs:
-			if f != first {
-				err = errors.Join(err, f.Close())
-			}
-		default:
-			return err
-		}
-	}
 }
 
 // Header returns the header as it was written, with the generation that the file got.
