@@ -1,0 +1,162 @@
+package client
+
+import (
+	"context"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+)
+
+// Admin returns the cluster's admin API. Requests that only a topic's owner can answer are sent there; where
+// ownership has moved, the call follows; where no broker answers, it is tried again until its context ends.
+// Errors are of type [*Error].
+//
+// A call that changes something, was sent, and got no answer is not repeated: it fails with an unknown outcome
+// (see [OutcomeUnknown]), and the caller looks at what happened.
+func (c *Client) Admin() brokerv1.AdminClient { return brokerv1.NewAdminClient(&router{c: c}) }
+
+// router is a connection to whichever broker should get a call.
+type router struct{ c *Client }
+
+// ownerOnly lists the calls that only the owner of the request's topic answers.
+var ownerOnly = map[string]bool{
+	brokerv1.Admin_DescribeTopic_FullMethodName:        true,
+	brokerv1.Admin_UnloadTopic_FullMethodName:          true,
+	brokerv1.Admin_CreateSubscription_FullMethodName:   true,
+	brokerv1.Admin_ListSubscriptions_FullMethodName:    true,
+	brokerv1.Admin_DescribeSubscription_FullMethodName: true,
+	brokerv1.Admin_SeekSubscription_FullMethodName:     true,
+	brokerv1.Admin_DeleteSubscription_FullMethodName:   true,
+}
+
+// reads lists the calls that change nothing, which may be repeated whatever happened.
+var reads = map[string]bool{
+	brokerv1.Admin_ListTopics_FullMethodName:           true,
+	brokerv1.Admin_DescribeTopic_FullMethodName:        true,
+	brokerv1.Admin_ListSubscriptions_FullMethodName:    true,
+	brokerv1.Admin_DescribeSubscription_FullMethodName: true,
+	brokerv1.Admin_ListTenants_FullMethodName:          true,
+	brokerv1.Admin_ListNamespaces_FullMethodName:       true,
+	brokerv1.Admin_GetNamespace_FullMethodName:         true,
+	brokerv1.Admin_ListBrokers_FullMethodName:          true,
+	brokerv1.Admin_ListBookies_FullMethodName:          true,
+	brokerv1.Admin_ListLedgers_FullMethodName:          true,
+	brokerv1.Admin_DescribeLedger_FullMethodName:       true,
+	// Repeating these leads to the same state.
+	brokerv1.Admin_SeekSubscription_FullMethodName: true,
+	brokerv1.Admin_UnloadTopic_FullMethodName:      true,
+	brokerv1.Admin_UpdateNamespace_FullMethodName:  true,
+}
+
+func opOf(method string) string {
+	for i := len(method) - 1; i >= 0; i-- {
+		if method[i] == '/' {
+			return method[i+1:]
+		}
+	}
+	return method
+}
+
+// target returns the connection that a call should use.
+func (r *router) target(ctx context.Context, method, topic string, hint owner, avoid string) (*conn, error) {
+	if hint.url == "" && topic != "" && ownerOnly[method] {
+		var err error
+		if hint, err = r.c.findOwner(ctx, topic, avoid); err != nil {
+			return nil, err
+		}
+	}
+	if hint.url != "" {
+		return r.c.pool.get(hint.url)
+	}
+	return r.c.pool.get(r.c.dir.candidates(avoid)[0])
+}
+
+// Invoke makes a unary call.
+func (r *router) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	topic := ""
+	if t, ok := args.(interface{ GetTopic() string }); ok {
+		topic = t.GetTopic()
+	}
+	op := opOf(method)
+	b := newBackoff()
+	var hint owner
+	var avoid string
+	var last error
+	for {
+		if r.c.life.Err() != nil {
+			return closedError(op, topic)
+		}
+		conn, err := r.target(ctx, method, topic, hint, avoid)
+		hint = owner{}
+		if err == nil {
+			avoid = conn.url
+			err = conn.cc.Invoke(ctx, method, args, reply, opts...)
+			if err == nil {
+				return nil
+			}
+			if !reads[method] && mayBeDone(err) {
+				return unknownOutcome(op, topic, fromStatus(op, topic, conn.url, err))
+			}
+			err = fromStatus(op, topic, conn.url, err)
+		}
+		e := asError(err)
+		switch {
+		case ctx.Err() != nil:
+			if last == nil {
+				last = err
+			}
+			return gaveUp(op, topic, causeOf(ctx), last)
+		case !e.Retryable:
+			return err
+		case e.moved != nil:
+			hint = r.c.follow(e.moved)
+		}
+		last = err
+		if !pause(ctx, b.next()) {
+			return gaveUp(op, topic, causeOf(ctx), last)
+		}
+	}
+}
+
+// NewStream opens a streaming call on any broker, or on the owner of the request's topic.
+func (r *router) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	urls := r.c.dir.candidates("")
+	var errs []error
+	for _, url := range urls {
+		conn, err := r.c.pool.get(url)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		s, err := conn.cc.NewStream(ctx, desc, method, opts...)
+		if err == nil {
+			return s, nil
+		}
+		errs = append(errs, fromStatus(opOf(method), "", url, err))
+	}
+	return nil, unreachable(opOf(method), "", errs)
+}
+
+// mayBeDone tells whether a failed call may have reached a broker that never answered. gRPC has no type for
+// a call that found no connection, only its text.
+func mayBeDone(err error) bool {
+	s, ok := status.FromError(err)
+	if !ok || len(s.Details()) > 0 {
+		return false // a broker answered
+	}
+	switch s.Code() {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+	default:
+		return false
+	}
+	for _, text := range []string{"Error while dialing", "waiting for connections to become ready", "last connection error"} {
+		if strings.Contains(s.Message(), text) {
+			return false
+		}
+	}
+	return true
+}

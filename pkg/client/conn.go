@@ -1,0 +1,247 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	gbackoff "google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+)
+
+// DefaultPort is the port of a broker whose URL names none.
+const DefaultPort = "7650"
+
+// maxReceive bounds one message from a broker in bytes: a delivery of several entries.
+const maxReceive = 64 << 20
+
+// brokerAddr returns the host:port of a broker's URL: penstock://host[:port], or the bare pair.
+func brokerAddr(url string) (string, error) {
+	rest := url
+	if scheme, r, ok := strings.Cut(url, "://"); ok {
+		if scheme != "penstock" {
+			return "", fmt.Errorf("parse broker URL %q: scheme %q, want penstock", url, scheme)
+		}
+		rest = r
+	}
+	rest = strings.TrimSuffix(rest, "/")
+	if rest == "" || strings.ContainsAny(rest, "/@?# ") {
+		return "", fmt.Errorf("parse broker URL %q: want penstock://host:port", url)
+	}
+	host, port, err := net.SplitHostPort(rest)
+	if err != nil {
+		host, port = strings.Trim(rest, "[]"), DefaultPort
+	}
+	if host == "" {
+		return "", fmt.Errorf("parse broker URL %q: no host", url)
+	}
+	if port == "" {
+		port = DefaultPort
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// bootstrapURLs splits a list of brokers: penstock://a:7650,b:7650 or full URLs, with commas between.
+func bootstrapURLs(list string) ([]string, error) {
+	var urls []string
+	for part := range strings.SplitSeq(list, ",") {
+		part = strings.TrimSpace(part)
+		if part == "" {
+			continue
+		}
+		addr, err := brokerAddr(part)
+		if err != nil {
+			return nil, err
+		}
+		urls = append(urls, "penstock://"+addr)
+	}
+	if len(urls) == 0 {
+		return nil, fmt.Errorf("parse broker URL %q: no broker named", list)
+	}
+	return urls, nil
+}
+
+// pool holds one connection per broker, shared by everything that the client does there.
+type pool struct {
+	cfg  clientConfig
+	life context.Context // the client's
+	wg   *sync.WaitGroup
+
+	mu     sync.Mutex
+	conns  map[string]*conn // by address
+	closed bool
+}
+
+// conn is a connection to one broker. While streams use it and nothing is heard, a watch asks the broker for a
+// sign of life; without one the connection is given up, which ends every stream on it at once.
+type conn struct {
+	url, addr string
+	pool      *pool
+	cc        *grpc.ClientConn
+	pubsub    brokerv1.PubSubClient
+	lookup    brokerv1.LookupClient
+
+	heard atomic.Int64 // Unix nanoseconds of the last sign of life
+
+	mu     sync.Mutex
+	topics map[*use]struct{}
+	watch  context.CancelFunc
+}
+
+// use is one stream's hold on a connection.
+type use struct{ topic string }
+
+func newPool(life context.Context, cfg clientConfig, wg *sync.WaitGroup) *pool {
+	return &pool{cfg: cfg, life: life, wg: wg, conns: make(map[string]*conn)}
+}
+
+// get returns the connection to a broker, making it if there is none. It does not wait for it to be up.
+func (p *pool) get(url string) (*conn, error) {
+	addr, err := brokerAddr(url)
+	if err != nil {
+		return nil, &Error{Code: CodeInvalid, Op: "connect", Broker: url, Err: err}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, closedError("connect", "")
+	}
+	if c, ok := p.conns[addr]; ok {
+		return c, nil
+	}
+	cc, err := grpc.NewClient("passthrough:///"+addr, p.dialOptions()...)
+	if err != nil {
+		return nil, &Error{Code: CodeInvalid, Op: "connect", Broker: url, Err: err}
+	}
+	c := &conn{
+		url: url, addr: addr, pool: p, cc: cc, topics: make(map[*use]struct{}),
+		pubsub: brokerv1.NewPubSubClient(cc), lookup: brokerv1.NewLookupClient(cc),
+	}
+	p.conns[addr] = c
+	return c, nil
+}
+
+func (p *pool) dialOptions() []grpc.DialOption {
+	transport := insecure.NewCredentials()
+	if p.cfg.tls != nil {
+		transport = credentials.NewTLS(p.cfg.tls)
+	}
+	dial := p.cfg.dial
+	if dial == nil {
+		d := net.Dialer{
+			Timeout:         3 * time.Second,
+			KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3},
+		}
+		dial = func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }
+	}
+	return []grpc.DialOption{
+		grpc.WithTransportCredentials(transport),
+		grpc.WithContextDialer(dial),
+		grpc.WithUserAgent(p.cfg.info),
+		// A broker that comes back is to be found again in tens of milliseconds, not after gRPC's minutes.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           gbackoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.25, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 3 * time.Second,
+		}),
+		grpc.WithInitialWindowSize(4 << 20),
+		grpc.WithInitialConnWindowSize(16 << 20),
+		grpc.WithReadBufferSize(128 << 10),
+		grpc.WithWriteBufferSize(128 << 10),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceive)),
+		grpc.WithDisableServiceConfig(),
+	}
+}
+
+// drop closes a connection and forgets it; the next get makes a new one.
+func (p *pool) drop(c *conn) {
+	p.mu.Lock()
+	if p.conns[c.addr] == c {
+		delete(p.conns, c.addr)
+	}
+	p.mu.Unlock()
+	_ = c.cc.Close()
+}
+
+func (p *pool) close() {
+	p.mu.Lock()
+	conns := p.conns
+	p.conns, p.closed = nil, true
+	p.mu.Unlock()
+	for _, c := range conns {
+		_ = c.cc.Close()
+	}
+}
+
+// hear notes a sign of life.
+func (c *conn) hear() { c.heard.Store(time.Now().UnixNano()) }
+
+// hold registers a stream of topic; release ends that.
+func (c *conn) hold(topic string) *use {
+	u := &use{topic: topic}
+	c.hear()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.topics[u] = struct{}{}
+	if c.watch == nil && c.pool.life.Err() == nil {
+		ctx, cancel := context.WithCancel(c.pool.life)
+		c.watch = cancel
+		c.pool.wg.Go(func() { c.watchLife(ctx) })
+	}
+	return u
+}
+
+func (c *conn) release(u *use) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.topics, u)
+	if len(c.topics) == 0 && c.watch != nil {
+		c.watch()
+		c.watch = nil
+	}
+}
+
+func (c *conn) anyTopic() (string, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for u := range c.topics {
+		return u.topic, true
+	}
+	return "", false
+}
+
+// watchLife probes a silent connection. A lookup of a topic that is served there is answered from memory; any
+// answer will do, an error too. TCP's own keepalive finds a vanished machine, not a stopped process.
+func (c *conn) watchLife(ctx context.Context) {
+	for pause(ctx, c.pool.cfg.probe) {
+		topic, used := c.anyTopic()
+		if !used || time.Since(time.Unix(0, c.heard.Load())) < c.pool.cfg.probe {
+			continue
+		}
+		probe, cancel := context.WithTimeout(ctx, c.pool.cfg.answer)
+		_, err := c.lookup.LookupTopic(probe, &brokerv1.LookupTopicRequest{Topic: topic})
+		cancel()
+		if ctx.Err() != nil {
+			return
+		}
+		if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Unavailable {
+			c.hear()
+			continue
+		}
+		c.pool.cfg.log.WarnContext(ctx, "broker gives no sign of life, connection dropped", "broker", c.url, "error", err)
+		c.pool.drop(c)
+		return
+	}
+}
+
+// heardSince tells whether the broker gave a sign of life after t.
+func (c *conn) heardSince(t time.Time) bool { return c.heard.Load() > t.UnixNano() }

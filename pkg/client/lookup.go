@@ -1,0 +1,216 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+)
+
+// owner is the broker that serves a bundle, and the epoch under which it does.
+type owner struct {
+	url    string
+	bundle string
+	epoch  uint64
+}
+
+// directory remembers the brokers met and the highest epoch seen of each bundle, so that an answer out of a
+// stale cache cannot send the client back to an owner that was replaced.
+type directory struct {
+	mu      sync.Mutex
+	brokers []string // the one that answered last first
+	epochs  map[string]uint64
+}
+
+// learn notes what a broker said of ownership. It reports false for news older than what is known.
+func (d *directory) learn(o owner) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o.bundle != "" {
+		if d.epochs == nil {
+			d.epochs = make(map[string]uint64)
+		}
+		if o.epoch < d.epochs[o.bundle] {
+			return false
+		}
+		d.epochs[o.bundle] = o.epoch
+	}
+	if o.url != "" && !slices.Contains(d.brokers, o.url) {
+		d.brokers = append(d.brokers, o.url)
+	}
+	return true
+}
+
+// answered moves a broker to the front.
+func (d *directory) answered(url string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := slices.Index(d.brokers, url); i > 0 {
+		d.brokers = slices.Insert(slices.Delete(d.brokers, i, i+1), 0, url)
+	}
+}
+
+// candidates lists the brokers to ask, avoid last.
+func (d *directory) candidates(avoid string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	out := slices.Clone(d.brokers)
+	if i := slices.Index(out, avoid); i >= 0 && avoid != "" {
+		out = append(slices.Delete(out, i, i+1), avoid)
+	}
+	return out
+}
+
+const (
+	hedgeAfter    = 150 * time.Millisecond // silence of one broker before the next is asked as well
+	lookupTimeout = 3 * time.Second        // of one broker; it may wait a second for the bundle to be taken
+)
+
+// askAny asks brokers one after the other until one answers, and the next already when one is silent for a
+// moment: a stopped process must not cost its timeout. An error that another broker would repeat ends it.
+func askAny[T any](ctx context.Context, c *Client, op, topic, avoid string, ask func(context.Context, *conn) (T, error)) (T, error) {
+	type answer struct {
+		value T
+		url   string
+		err   error
+	}
+	var zero T
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	urls := c.dir.candidates(avoid)
+	answers := make(chan answer, len(urls))
+	var wg sync.WaitGroup
+	defer wg.Wait() // after cancel: the stragglers return at once
+	defer cancel()
+	start := func(url string) {
+		wg.Go(func() {
+			var a answer
+			conn, err := c.pool.get(url)
+			if err == nil {
+				a.value, err = ask(ctx, conn)
+			}
+			a.url = url
+			if err != nil {
+				a.err = fromStatus(op, topic, url, err)
+			}
+			answers <- a
+		})
+	}
+	hedge := time.NewTimer(hedgeAfter)
+	defer hedge.Stop()
+	var errs []error
+	for next, waiting := 0, 0; ; {
+		if next < len(urls) && waiting == 0 {
+			start(urls[next])
+			next, waiting = next+1, waiting+1
+			hedge.Reset(hedgeAfter)
+		}
+		if waiting == 0 {
+			return zero, unreachable(op, topic, errs)
+		}
+		select {
+		case a := <-answers:
+			waiting--
+			if a.err == nil {
+				c.dir.answered(a.url)
+				return a.value, nil
+			}
+			if !asError(a.err).Retryable {
+				return zero, a.err
+			}
+			errs = append(errs, a.err)
+		case <-hedge.C:
+			if next < len(urls) {
+				start(urls[next])
+				next, waiting = next+1, waiting+1
+				hedge.Reset(hedgeAfter)
+			}
+		case <-ctx.Done():
+			return zero, unreachable(op, topic, append(errs, causeOf(ctx)))
+		}
+	}
+}
+
+// unreachable is the error of asking every broker in vain: the only one's own, or all joined.
+func unreachable(op, topic string, errs []error) error {
+	if len(errs) == 1 {
+		return fromStatus(op, topic, "", errs[0])
+	}
+	return &Error{Code: CodeUnavailable, Op: op, Topic: topic, Retryable: true, Err: errors.Join(errs...)}
+}
+
+// findOwner asks once around who serves a topic.
+func (c *Client) findOwner(ctx context.Context, topic, avoid string) (owner, error) {
+	return askAny(ctx, c, "look up", topic, avoid, func(ctx context.Context, conn *conn) (owner, error) {
+		r, err := conn.lookup.LookupTopic(ctx, &brokerv1.LookupTopicRequest{Topic: topic})
+		if err != nil {
+			return owner{}, err
+		}
+		o := owner{url: r.GetBrokerUrl(), bundle: r.GetBundle(), epoch: r.GetEpoch()}
+		if o.url == "" {
+			return owner{}, &Error{Code: CodeUnavailable, Op: "look up", Topic: topic, Broker: conn.url, Retryable: true, Err: errors.New("nobody serves it yet")}
+		}
+		if !c.dir.learn(o) {
+			return owner{}, &Error{Code: CodeUnavailable, Op: "look up", Topic: topic, Broker: conn.url, Retryable: true, Err: errors.New("the answer is older than what is known")}
+		}
+		return o, nil
+	})
+}
+
+// follow returns where a Moved message points, if it says more than to look up again.
+func (c *Client) follow(m *brokerv1.Moved) owner {
+	if m == nil {
+		return owner{}
+	}
+	o := owner{url: m.GetBrokerUrl(), bundle: m.GetBundle(), epoch: m.GetEpoch()}
+	if !c.dir.learn(o) {
+		return owner{}
+	}
+	return o
+}
+
+const suspectEvery = 250 * time.Millisecond
+
+// suspect looks for a newer owner than o, for as long as ctx lasts: o is silent, and may have been replaced
+// without this client's connection to it breaking. It returns the newer owner, or false when ctx ended.
+func (c *Client) suspect(ctx context.Context, topic string, o owner) (owner, bool) {
+	for {
+		if n, err := c.findOwner(ctx, topic, o.url); err == nil && n.url != o.url && (n.bundle != o.bundle || n.epoch > o.epoch) {
+			return n, true
+		}
+		if !pause(ctx, suspectEvery) {
+			return owner{}, false
+		}
+	}
+}
+
+// resolve returns a topic's full name and partition count, trying until ctx ends.
+func (c *Client) resolve(ctx context.Context, op, topic string) (*brokerv1.GetTopicResponse, error) {
+	b := newBackoff()
+	var last error
+	for {
+		r, err := askAny(ctx, c, op, topic, "", func(ctx context.Context, conn *conn) (*brokerv1.GetTopicResponse, error) {
+			return conn.lookup.GetTopic(ctx, &brokerv1.GetTopicRequest{Topic: topic, Create: true})
+		})
+		switch {
+		case err == nil:
+			return r, nil
+		case c.life.Err() != nil:
+			return nil, closedError(op, topic)
+		case ctx.Err() != nil:
+			if last == nil {
+				last = err
+			}
+			return nil, gaveUp(op, topic, causeOf(ctx), last)
+		case !asError(err).Retryable:
+			return nil, err
+		}
+		last = err
+		if !pause(ctx, b.next()) {
+			return nil, gaveUp(op, topic, causeOf(ctx), last)
+		}
+	}
+}

@@ -1,0 +1,482 @@
+package client
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+)
+
+// window is the state machine of one producer on one partition: the messages between Publish and their outcome,
+// in order. It has no goroutine, clock or socket; the runner in producer.go feeds it events and carries out
+// what it returns.
+//
+//	add → open batch → queue (closed, unsent) → queue (sent) → answered
+//
+// The queue holds closed batches in publish order; a prefix of it was handed to the current stream. When the
+// stream breaks, that prefix is unsent again and goes out once more, in the same order and with the same
+// sequence ids, before anything new. With dedup, what the broker says it has already is not sent again.
+//
+// Sequence ids are given when a batch is first sent, not when a message is added. So a message whose context
+// ends while it waits can simply be taken out: its outcome is certain (nothing was sent) and no gap appears in a
+// batch. Numbering in add would leave holes that the protocol has no way to say.
+//
+// A batch that failed for now (bookies away, broker overloaded) must not be overtaken by its own resend: the
+// window stops sending, waits until everything in flight is answered, and after a pause sends what failed, in
+// order.
+type window struct {
+	topic    string
+	batching Batching
+	dedup    bool
+
+	open  *batch
+	queue []*batch
+	sent  int // queue[:sent] is with the current stream
+
+	next      uint64 // next sequence id
+	stored    int64  // last sequence id that the broker said it has stored, with dedup; -1 is none
+	connected bool
+	hold      bool // a batch failed for now
+	retryAt   time.Time
+
+	late []lateExpiry // contexts that ended while a batch was being encoded
+
+	effects
+}
+
+// lateExpiry is an expire event that has to wait.
+type lateExpiry struct {
+	done  <-chan struct{}
+	cause error
+}
+
+// effects is what events leave behind for the runner to carry out, without the lock.
+type effects struct {
+	outcomes []outcome
+	flushed  []*flushWait
+	stops    []func() bool
+	messages int64 // credit to give back
+	bytes    int64
+}
+
+// outcome settles one receipt.
+type outcome struct {
+	receipt   *Receipt
+	offset    entry.Offset
+	position  entry.Position
+	duplicate bool
+	err       error
+}
+
+// flushWait counts the batches that one Flush waits for.
+type flushWait struct {
+	batches int
+	err     error // of the first failed batch
+	done    chan struct{}
+}
+
+type batch struct {
+	receipts []*Receipt
+	live     int // receipts without an outcome
+	bytes    int // as estimated by Message.size
+	explicit bool
+	opened   time.Time
+
+	first, last uint64
+	numbered    bool   // sent at least once: first, last and frame stand
+	frame       []byte // filled by the runner before the first send
+	failed      bool   // failed for now on the current stream
+	sentAt      time.Time
+
+	waits []*flushWait
+	stops []func() bool // of the context watches
+	watch <-chan struct{}
+}
+
+func newWindow(topic string, b Batching, dedup bool) window {
+	return window{topic: topic, batching: b, dedup: dedup, stored: -1}
+}
+
+// take hands the effects over and forgets them.
+func (w *window) take() effects {
+	e := w.effects
+	w.effects = effects{}
+	return e
+}
+
+// add takes a message. It returns the batch that the message is in, so that the runner can watch its context.
+func (w *window) add(r *Receipt, now time.Time) *batch {
+	if w.open != nil && !w.fits(r) {
+		w.closeOpen()
+	}
+	if w.open == nil {
+		w.open = &batch{opened: now, explicit: r.msg.SequenceID != 0}
+	}
+	b := w.open
+	b.receipts = append(b.receipts, r)
+	b.live++
+	b.bytes += r.size
+	if len(b.receipts) >= w.batching.MaxMessages || b.bytes >= w.batching.MaxBytes {
+		w.closeOpen()
+	}
+	return b
+}
+
+func (w *window) fits(r *Receipt) bool {
+	b := w.open
+	if b.bytes+r.size > w.batching.MaxBytes || b.explicit != (r.msg.SequenceID != 0) {
+		return false
+	}
+	return !b.explicit || r.msg.SequenceID == b.receipts[len(b.receipts)-1].msg.SequenceID+1
+}
+
+func (w *window) closeOpen() {
+	if w.open != nil {
+		w.queue = append(w.queue, w.open)
+		w.open = nil
+	}
+}
+
+// inFlight tells whether the current stream owes an answer.
+func (w *window) inFlight() bool {
+	for _, b := range w.queue[:w.sent] {
+		if !b.failed {
+			return true
+		}
+	}
+	return false
+}
+
+// step returns the batches to send now, in order, and the time at which to ask again; the zero time is never.
+func (w *window) step(now time.Time) (send []*batch, wake time.Time) {
+	if !w.connected {
+		return nil, time.Time{}
+	}
+	if w.hold {
+		if w.inFlight() {
+			return nil, time.Time{}
+		}
+		if now.Before(w.retryAt) {
+			return nil, w.retryAt
+		}
+		w.hold, w.sent = false, 0
+		for _, b := range w.queue {
+			b.failed = false
+		}
+	}
+	if w.open != nil {
+		due := w.open.opened.Add(w.batching.MaxDelay)
+		if len(w.queue) == 0 || !now.Before(due) {
+			w.closeOpen()
+		} else {
+			wake = due
+		}
+	}
+	for w.sent < len(w.queue) {
+		b := w.queue[w.sent]
+		if !w.number(b, w.sent) {
+			continue // b was settled whole and is gone
+		}
+		b.sentAt = now
+		w.sent++
+		send = append(send, b)
+	}
+	return send, wake
+}
+
+// number gives a batch its sequence ids before its first send. It reports false if nothing of it is left.
+func (w *window) number(b *batch, at int) bool {
+	if b.numbered {
+		return true
+	}
+	b.receipts = slices.DeleteFunc(b.receipts, func(r *Receipt) bool { return r.settled })
+	if b.explicit {
+		w.numberExplicit(b, at)
+	} else {
+		b.first = w.next
+	}
+	if b.live == 0 {
+		w.finish(at, nil)
+		return false
+	}
+	b.last = b.first + uint64(len(b.receipts)) - 1
+	b.numbered = true
+	w.next = b.last + 1
+	return true
+}
+
+// numberExplicit settles the messages whose own sequence ids were used before, and splits b where what is left
+// is not contiguous.
+func (w *window) numberExplicit(b *batch, at int) {
+	for len(b.receipts) > 0 && b.receipts[0].msg.SequenceID < w.next {
+		r := b.receipts[0]
+		b.receipts = b.receipts[1:]
+		if id := r.msg.SequenceID; w.dedup && w.stored >= 0 && id <= uint64(w.stored) {
+			w.settle(b, outcome{receipt: r, duplicate: true})
+		} else {
+			w.settle(b, outcome{receipt: r, err: invalidError("publish", w.topic,
+				"sequence id %d after %d: sequence ids must grow", id, w.next-1)})
+		}
+		w.credit(r)
+	}
+	if len(b.receipts) == 0 {
+		return
+	}
+	b.first = b.receipts[0].msg.SequenceID
+	for i, r := range b.receipts {
+		if r.msg.SequenceID == b.first+uint64(i) {
+			continue
+		}
+		rest := &batch{explicit: true, opened: b.opened, receipts: b.receipts[i:], waits: slices.Clone(b.waits)}
+		rest.live = len(rest.receipts)
+		for _, r := range rest.receipts {
+			rest.bytes += r.size
+		}
+		for _, f := range rest.waits {
+			f.batches++
+		}
+		rest.stops, b.stops = b.stops, nil // b is answered before rest
+		b.receipts = b.receipts[:i:i]
+		b.live -= rest.live
+		b.bytes -= rest.bytes
+		w.queue = slices.Insert(w.queue, at+1, rest)
+		return
+	}
+}
+
+// opened says that a stream is ready, and, with dedup, which sequence id the broker stored last.
+func (w *window) opened(stored int64) {
+	w.connected, w.hold, w.sent = true, false, 0
+	w.stored = -1
+	if !w.dedup || stored < 0 {
+		return
+	}
+	w.stored = stored
+	w.next = max(w.next, uint64(stored)+1)
+	for i := 0; i < len(w.queue); {
+		b := w.queue[i]
+		if !b.numbered || b.last > uint64(stored) {
+			i++
+			continue
+		}
+		w.settleAll(b, outcome{duplicate: true})
+		w.finish(i, nil)
+	}
+}
+
+// broken says that the stream is gone. What it had is unsent again; what nobody waits for any more is dropped.
+func (w *window) broken() {
+	w.connected, w.hold, w.sent = false, false, 0
+	for i := 0; i < len(w.queue); {
+		w.queue[i].failed = false
+		if w.queue[i].live == 0 {
+			w.finish(i, nil)
+		} else {
+			i++
+		}
+	}
+}
+
+// find returns the index of the sent batch that begins with first, or -1.
+func (w *window) find(first uint64) int {
+	return slices.IndexFunc(w.queue[:w.sent], func(b *batch) bool { return b.first == first && !b.failed && b.frame != nil })
+}
+
+// receipt says that the batch that begins with sequence id first is stored. It reports false for a batch that
+// was not sent.
+func (w *window) receipt(first uint64, offset entry.Offset, position entry.Position, duplicate bool) bool {
+	i := w.find(first)
+	if i < 0 {
+		return false
+	}
+	b := w.queue[i]
+	for n, r := range b.receipts {
+		if r.settled {
+			continue
+		}
+		o := outcome{receipt: r, duplicate: duplicate}
+		if !duplicate {
+			o.offset = offset + entry.Offset(n)
+			o.position = position
+			o.position.Batch += int32(n)
+		}
+		w.settle(b, o)
+	}
+	w.finish(i, nil)
+	return true
+}
+
+// encoded gives a batch its frame, on its way to the stream. Until then its messages are being read, so no
+// context can settle them.
+func (w *window) encoded(b *batch, frame []byte) {
+	b.frame = frame
+	late := w.late
+	w.late = nil
+	for _, l := range late {
+		w.expire(l.done, l.cause)
+	}
+}
+
+// refused says that the batch that begins with first failed. A failure that may pass is retried at the given
+// time; the messages' contexts bound how often.
+func (w *window) refused(first uint64, err *Error, retryAt time.Time) bool {
+	i := w.find(first)
+	if i < 0 {
+		return false
+	}
+	b := w.queue[i]
+	if err.Retryable {
+		b.failed = true
+		if !w.hold || retryAt.After(w.retryAt) {
+			w.retryAt = retryAt
+		}
+		w.hold = true
+		return true
+	}
+	w.settleAll(b, outcome{err: err})
+	w.finish(i, err)
+	return true
+}
+
+// expire says that a context ended: every message published with it gets its outcome. One that was never sent
+// leaves its batch; a batch that nobody waits for leaves the window, unless the current stream has it and may
+// still answer.
+func (w *window) expire(done <-chan struct{}, cause error) {
+	for i := 0; i < len(w.queue); {
+		b := w.queue[i]
+		w.expireIn(b, done, cause)
+		if b.live == 0 && i >= w.sent {
+			w.finish(i, nil)
+		} else {
+			i++
+		}
+	}
+	if b := w.open; b != nil {
+		w.expireIn(b, done, cause)
+		if b.live == 0 {
+			w.closeOpen()
+			w.finish(len(w.queue)-1, nil)
+		}
+	}
+}
+
+func (w *window) expireIn(b *batch, done <-chan struct{}, cause error) {
+	for _, r := range b.receipts {
+		if r.settled || r.ctx.Done() != done {
+			continue
+		}
+		if b.numbered && b.frame == nil {
+			w.late = append(w.late, lateExpiry{done, cause})
+			return
+		}
+		if b.numbered {
+			w.settle(b, outcome{receipt: r, err: unknownOutcome("publish", w.topic, cause)})
+			continue
+		}
+		w.settle(b, outcome{receipt: r, err: timeoutError("publish", w.topic, cause)})
+		w.credit(r)
+		b.bytes -= r.size
+	}
+	if !b.numbered {
+		b.receipts = slices.DeleteFunc(b.receipts, func(r *Receipt) bool { return r.settled })
+	}
+}
+
+// abort ends everything with err; what was sent has an unknown outcome that wraps it.
+func (w *window) abort(err error) {
+	w.closeOpen()
+	w.connected, w.hold = false, false
+	for len(w.queue) > 0 {
+		b := w.queue[0]
+		o := outcome{err: err}
+		if b.numbered {
+			o.err = unknownOutcome("publish", w.topic, err)
+		}
+		w.settleAll(b, o)
+		w.finish(0, o.err)
+	}
+	w.sent = 0
+}
+
+// flush closes the open batch and returns what to wait for; nil when nothing is pending.
+func (w *window) flush() *flushWait {
+	w.closeOpen()
+	if len(w.queue) == 0 {
+		return nil
+	}
+	f := &flushWait{batches: len(w.queue), done: make(chan struct{})}
+	for _, b := range w.queue {
+		b.waits = append(b.waits, f)
+	}
+	return f
+}
+
+// oldest returns when the oldest unanswered batch was sent; zero if nothing is in flight.
+func (w *window) oldest() time.Time {
+	for _, b := range w.queue[:w.sent] {
+		if !b.failed {
+			return b.sentAt
+		}
+	}
+	return time.Time{}
+}
+
+func (w *window) settle(b *batch, o outcome) {
+	if o.receipt.settled {
+		panic("client: a message got two outcomes")
+	}
+	o.receipt.settled = true
+	b.live--
+	w.outcomes = append(w.outcomes, o)
+	if o.err != nil {
+		for _, f := range b.waits {
+			if f.err == nil {
+				f.err = o.err
+			}
+		}
+	}
+}
+
+func (w *window) settleAll(b *batch, o outcome) {
+	for _, r := range b.receipts {
+		if !r.settled {
+			o.receipt = r
+			w.settle(b, o)
+		}
+	}
+}
+
+func (w *window) credit(r *Receipt) {
+	w.messages++
+	w.bytes += int64(r.size)
+}
+
+// finish takes queue[i], all of whose messages have outcomes, out of the window.
+func (w *window) finish(i int, err error) {
+	b := w.queue[i]
+	if b.live != 0 {
+		panic(fmt.Sprintf("client: a batch with %d unsettled messages left the window", b.live))
+	}
+	for _, r := range b.receipts {
+		w.credit(r)
+	}
+	w.stops = append(w.stops, b.stops...)
+	for _, f := range b.waits {
+		if f.err == nil {
+			f.err = err
+		}
+		if f.batches--; f.batches == 0 {
+			w.flushed = append(w.flushed, f)
+		}
+	}
+	if i == 0 {
+		w.queue[0] = nil
+		w.queue = w.queue[1:]
+	} else {
+		w.queue = slices.Delete(w.queue, i, i+1)
+	}
+	if i < w.sent {
+		w.sent--
+	}
+}
