@@ -186,7 +186,7 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 	if err != nil {
 		return 0, err
 	}
-	err = s.publish(func(m *manifest) {
+	err = s.publish(true, func(m *manifest) {
 		for _, v := range victims {
 			m.remove(v.seq)
 		}

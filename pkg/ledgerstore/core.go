@@ -341,6 +341,9 @@ func (c *Core) stepPrepared(ev *Prepared) {
 
 func (c *Core) stepSealed(ev *Sealed) {
 	c.unsealed--
+	if errors.Is(ev.Err, errPostponed) {
+		return
+	}
 	if ev.Err != nil {
 		c.fail(fmt.Errorf("seal segment %d: %w", ev.Segment.seq, ev.Err))
 		return

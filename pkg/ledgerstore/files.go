@@ -96,19 +96,45 @@ func (g *segments) trim() {
 	}
 }
 
-// publish changes the manifest, durably. An error that is ENOSPC has changed nothing; after any other it is not
-// known which manifest a restart will find.
-func (s *Store) publish(change func(*manifest)) error {
+// publish changes the manifest, durably. With reserve a full disk makes room for it at the cost of a spare file. An
+// error that is ENOSPC has changed nothing; after any other it is not known which manifest a restart will find.
+func (s *Store) publish(reserve bool, change func(*manifest)) error {
 	g := &s.segments
 	g.publishing.Lock()
 	defer g.publishing.Unlock()
 	m := g.manifest.clone()
 	change(m)
-	if err := writeManifest(s.fs, s.cfg.Dir, m); err != nil {
+	err := writeManifest(s.fs, s.cfg.Dir, m)
+	if reserve && errors.Is(err, syscall.ENOSPC) && s.shrinkSpare(int64(2*m.size())) {
+		err = writeManifest(s.fs, s.cfg.Dir, m)
+	}
+	if err != nil {
 		return err
 	}
 	g.manifest = m
 	return nil
+}
+
+// shrinkSpare cuts a spare file to give the disk n bytes, and reports whether there was one.
+func (s *Store) shrinkSpare(n int64) bool {
+	s.segments.mu.RLock()
+	spares := slices.Clone(s.segments.spares)
+	s.segments.mu.RUnlock()
+	n = max(n, 64<<10)
+	for _, name := range spares {
+		f, err := s.fs.Open(path.Join(s.cfg.Dir, name))
+		if err != nil {
+			continue
+		}
+		size, err := f.Size()
+		if err == nil {
+			err = f.Truncate(size - min(n, size/4))
+		}
+		if err = errors.Join(err, f.Close()); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Store) nextSequence() uint64 {
@@ -130,7 +156,7 @@ func (s *Store) prepare(reserve bool) (*Segment, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = s.publish(func(m *manifest) {
+	err = s.publish(reserve, func(m *manifest) {
 		m.add(manifestSegment{sequence: seg.seq, rewrite: seg.gen, uuid: seg.uuid})
 	})
 	if err != nil {

@@ -45,8 +45,10 @@ type manifestSegment struct {
 // errManifest says that the manifest is damaged. What it listed is unknown.
 var errManifest = errors.New("manifest is damaged")
 
+func (m *manifest) size() int { return manifestHeaderSize + len(m.segments)*manifestSegmentSize + 4 }
+
 func (m *manifest) encode() []byte {
-	b := make([]byte, 0, manifestHeaderSize+len(m.segments)*manifestSegmentSize+4)
+	b := make([]byte, 0, m.size())
 	b = append(b, manifestMagic...)
 	b = binary.BigEndian.AppendUint32(b, manifestVersion)
 	b = binary.BigEndian.AppendUint32(b, uint32(len(m.segments))) //nolint:gosec // bounded by manifestMaxSegments

@@ -487,7 +487,7 @@ func (r *recovery) unlist(empty []*recovered) error {
 	if len(empty) == 0 && len(r.lost) == 0 {
 		return nil
 	}
-	err := s.publish(func(m *manifest) {
+	err := s.publish(true, func(m *manifest) {
 		for _, f := range empty {
 			m.remove(f.seg.seq)
 		}

@@ -1,8 +1,10 @@
 package ledgerstore
 
 import (
+	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/segment"
@@ -155,8 +157,18 @@ func (s *Store) syncer() {
 	}
 }
 
+// errPostponed says that a segment stays without a footer until a restart writes one: its batches are durable.
+var errPostponed = errors.New("no space for the footer")
+
 func (s *Store) seal(seg *Segment) error {
-	if err := seg.handle.writer.Seal(); err != nil {
+	if err := seg.handle.writer.Sync(); err != nil {
+		return err
+	}
+	switch err := seg.handle.writer.Seal(); {
+	case errors.Is(err, syscall.ENOSPC): // only where the disk does not keep what was allocated
+		s.log.Warn("no space for a segment's footer: a restart will have to scan it", "path", seg.path, "error", err)
+		return errPostponed
+	case err != nil:
 		return err
 	}
 	seg.handle.seal()

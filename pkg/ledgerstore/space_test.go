@@ -1,0 +1,193 @@
+package ledgerstore
+
+import (
+	"context"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// diskWith overrides what the disk says of its usage.
+type diskWith struct {
+	vfs.FS
+	mu    sync.Mutex
+	usage vfs.Usage
+}
+
+func (d *diskWith) Usage(string) (vfs.Usage, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.usage, nil
+}
+
+func (d *diskWith) set(free uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.usage = vfs.Usage{Total: 1000 << 20, Free: free << 20}
+}
+
+func TestWatermarks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		disk := &diskWith{FS: vfs.NewMem()}
+		disk.set(500)
+		s := openStore(t, small(), disk)
+		must(t, add(s, 1, 0))
+		until := func(want State) {
+			t.Helper()
+			changed := s.StateChanged()
+			time.Sleep(2 * spaceEvery) // of the bubble's clock
+			synctest.Wait()
+			if got := s.State(); got != want {
+				t.Fatalf("state is %v, want %v", got, want)
+			}
+			select {
+			case <-changed:
+			default:
+				t.Fatal("nobody is told")
+			}
+		}
+		disk.set(80)
+		until(ReadOnly)
+		must(t, add(s, 1, 1))
+		wantCode(t, add(s, 2, 0), bookiewire.ReadOnly)
+		must(t, add(s, 3, 0, recoveryAdd(1)))
+
+		disk.set(20)
+		until(Full)
+		wantCode(t, add(s, 1, 2), bookiewire.ReadOnly)
+		must(t, add(s, 1, 1)) // stored already
+		must(t, add(s, 1, 2, recoveryAdd(1)))
+		_, err := fence(s, 9, 1)
+		must(t, err)
+		must(t, s.DeleteLedger(context.Background(), 3))
+		must(t, writeLAC(s, 1, 2))
+		wantEntry(t, s, 1, 0, body(1, 0, 100))
+
+		s = reopen(t, s) // it is not stored: a restart sees it for itself
+		if got := s.State(); got != Full {
+			t.Fatalf("after a restart the state is %v", got)
+		}
+		disk.set(500)
+		until(Writable)
+		must(t, add(s, 2, 0))
+		if u := s.Usage(); u.Total != 1000<<20 || u.Segments == 0 || u.Live == 0 {
+			t.Errorf("usage %+v", u)
+		}
+		closeStore(t, s)
+	})
+}
+
+// The disk has no byte left. Adds are refused, nothing is lost, and what must go on goes on out of the reserve.
+func TestB20FenceWorksOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	cfg := small()
+	cfg.Spares = 2
+	s := openStore(t, cfg, fs)
+	must(t, s.fillReserve())
+	usage := func() uint64 {
+		u, err := fs.Usage("/data")
+		must(t, err)
+		return u.Total - u.Free
+	}
+	fs.SetCapacity(1 << 30)
+	stored := entry.EntryID(120)
+	fill(t, s, 1, 0, stored, 100)
+	fs.SetCapacity(usage())
+	for ; ; stored++ {
+		if err := add(s, 1, stored); err != nil {
+			wantCode(t, err, bookiewire.ReadOnly)
+			break
+		}
+		if stored > 10000 {
+			t.Fatal("the disk is never full")
+		}
+	}
+	if s.State() != Full {
+		t.Errorf("state is %v", s.State())
+	}
+	_, err := fence(s, 1, 1)
+	must(t, err)
+	_, err = fence(s, 2, 1)
+	must(t, err)
+	for e := range entry.EntryID(100) { // more than what was left of the active segment
+		must(t, add(s, 2, e, recoveryAdd(1)))
+	}
+	check := func() {
+		t.Helper()
+		for e := range stored {
+			wantEntry(t, s, 1, e, body(1, e, 100))
+		}
+		for e := range entry.EntryID(100) {
+			wantEntry(t, s, 2, e, body(2, e, 100))
+		}
+		wantCode(t, add(s, 1, stored), bookiewire.Fenced)
+	}
+	check()
+	select {
+	case err := <-s.Fatal():
+		t.Fatalf("a full disk stops the store: %v", err)
+	default:
+	}
+	s = reopen(t, s)
+	check()
+	must(t, s.DeleteLedger(context.Background(), 1))
+	if compactAll(t, s) <= 0 {
+		t.Error("compaction frees nothing on a full disk")
+	}
+	fs.SetCapacity(0)
+	s.look()
+	must(t, add(s, 3, 0))
+}
+
+// A write that finds no space on the disk, in a file system that does not reserve, is refused and does not count.
+func TestNoSpaceForAWrite(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewFaulty(vfs.NewMem())
+	s := openStore(t, small(), fs)
+	must(t, s.fillReserve())
+	fill(t, s, 1, 0, 10, 100)
+	rule := fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*.seg", AfterBytes: 60, Times: 1, Err: syscall.ENOSPC})
+	wantCode(t, add(s, 1, 10), bookiewire.ReadOnly)
+	if rule.Hits() == 0 {
+		t.Fatal("no write was failed")
+	}
+	if s.State() != Full {
+		t.Errorf("state is %v", s.State())
+	}
+	_, err := fence(s, 2, 1)
+	must(t, err)
+	s.look() // space is back
+	must(t, add(s, 1, 10))
+	s = reopen(t, s)
+	for e := range entry.EntryID(11) {
+		wantEntry(t, s, 1, e, body(1, e, 100))
+	}
+	if l := s.Loss(); l.All || len(l.Ledgers) > 0 {
+		t.Errorf("loss %+v", l)
+	}
+	wantCode(t, add(s, 2, 0), bookiewire.Fenced)
+}
+
+// A recovery's write in the same group as one that finds no space goes to the next segment.
+func TestNoSpaceForAnUrgentWrite(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewFaulty(vfs.NewMem())
+	s := openStore(t, small(), fs)
+	must(t, s.fillReserve())
+	fill(t, s, 1, 0, 10, 100)
+	rule := fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: s.segments.list()[0].path, Err: syscall.ENOSPC})
+	must(t, add(s, 2, 0, recoveryAdd(1)))
+	closeStore(t, s)
+	rule.Remove()
+	s = reopen(t, s)
+	wantEntry(t, s, 2, 0, body(2, 0, 100))
+	wantEntry(t, s, 1, 9, body(1, 9, 100))
+}
