@@ -68,6 +68,19 @@ func (s *Store) EnsureCluster(ctx context.Context) (ClusterInfo, error) {
 	return info, nil
 }
 
+// GetCluster reads the cluster's record, linearizably, and creates nothing. It returns [ErrNotFound] when there is
+// none, and a [*FeatureLevelError] for a cluster that this program is too old for.
+func (s *Store) GetCluster(ctx context.Context) (ClusterInfo, error) {
+	info, found, err := s.cluster(ctx)
+	if err != nil {
+		return ClusterInfo{}, err
+	}
+	if !found {
+		return ClusterInfo{}, fmt.Errorf("get cluster: %w", ErrNotFound)
+	}
+	return info, nil
+}
+
 func (s *Store) cluster(ctx context.Context) (ClusterInfo, bool, error) {
 	key := s.clusterKey()
 	resp, err := s.read(ctx, "get cluster", clientv3.OpGet(key))

@@ -1,0 +1,246 @@
+package bookie
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+func TestJudgeTable(t *testing.T) {
+	t.Parallel()
+	const grace = 10 * time.Minute
+	now := time.Unix(1_700_000_000, 0)
+	other := entry.UUID{9}
+	here, gone := Local{Stored: true, Entries: 5}, Local{}
+	on := func(state meta.LedgerState, u entry.UUID) meta.Ledger {
+		l := openLedger(1, other, u)
+		l.State = state
+		return l
+	}
+	intent := on(meta.LedgerClosed, other)
+	intent.Pending = []meta.ReplicaIntent{{Target: me.Storage}}
+	confirmed := on(meta.LedgerDeleting, me.Storage)
+	confirmed.DeletedOn = []entry.StorageUUID{me.Storage}
+	tombstone := meta.Ledger{ID: 1, State: meta.LedgerDeleting}
+	long := Sighting{At: now.Add(-grace), Entries: 5}
+	for name, c := range map[string]struct {
+		here Local
+		l    meta.Ledger
+		err  error
+		seen Sighting
+		want Verdict
+	}{
+		"open, mine":                          {here, on(meta.LedgerOpen, me.Storage), nil, long, Keep},
+		"open, another's":                     {here, on(meta.LedgerOpen, other), nil, long, Keep},
+		"in recovery, another's":              {here, on(meta.LedgerInRecovery, other), nil, long, Keep},
+		"closed, mine":                        {here, on(meta.LedgerClosed, me.Storage), nil, long, Keep},
+		"closed, a repair copies to here":     {here, intent, nil, long, Keep},
+		"closed, another's, first time":       {here, on(meta.LedgerClosed, other), nil, Sighting{}, Watch},
+		"closed, another's, too soon":         {here, on(meta.LedgerClosed, other), nil, Sighting{At: now.Add(-grace + 1), Entries: 5}, Watch},
+		"closed, another's, entries came":     {here, on(meta.LedgerClosed, other), nil, Sighting{At: now.Add(-grace), Entries: 4}, Watch},
+		"closed, another's, twice":            {here, on(meta.LedgerClosed, other), nil, long, Delete},
+		"closed, another's, nothing here":     {gone, on(meta.LedgerClosed, other), nil, long, Keep},
+		"deleting, mine":                      {here, on(meta.LedgerDeleting, me.Storage), nil, Sighting{}, Delete},
+		"deleting, another's":                 {here, on(meta.LedgerDeleting, other), nil, Sighting{}, Delete},
+		"tombstone":                           {here, tombstone, nil, Sighting{}, Delete},
+		"deleting, nothing here, unconfirmed": {gone, on(meta.LedgerDeleting, me.Storage), nil, Sighting{}, Confirm},
+		"deleting, nothing here, confirmed":   {gone, confirmed, nil, Sighting{}, Keep},
+		"deleting, confirmed, here again":     {here, confirmed, nil, Sighting{}, Delete},
+		"no record":                           {here, meta.Ledger{}, meta.ErrNotFound, long, Quarantine},
+		"no record, nothing here":             {gone, meta.Ledger{}, meta.ErrNotFound, long, Keep},
+		"etcd away":                           {here, meta.Ledger{}, meta.ErrUnavailable, long, Skip},
+		"damaged record":                      {here, meta.Ledger{}, &meta.CorruptRecordError{}, long, Skip},
+	} {
+		if got := Judge(me.Storage, c.here, c.l, c.err, c.seen, now, grace); got != c.want {
+			t.Errorf("%s: verdict %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// shelf is a store and its metadata, in memory.
+type shelf struct {
+	records
+	cluster   entry.UUID
+	stored    map[entry.LedgerID]int64
+	placed    []entry.LedgerID
+	placedErr error
+	confirmed []entry.LedgerID
+	deleteErr error
+}
+
+func newShelf() *shelf {
+	return &shelf{
+		records: records{all: make(map[entry.LedgerID]meta.Ledger)}, cluster: me.Cluster, stored: make(map[entry.LedgerID]int64),
+	}
+}
+
+func (s *shelf) GetCluster(context.Context) (meta.ClusterInfo, error) {
+	return meta.ClusterInfo{UUID: s.cluster}, nil
+}
+
+func (s *shelf) LedgersOn(context.Context, entry.StorageUUID) ([]entry.LedgerID, error) {
+	return s.placed, s.placedErr
+}
+
+func (s *shelf) ConfirmDeleted(_ context.Context, id entry.LedgerID, _ entry.StorageUUID) error {
+	s.confirmed = append(s.confirmed, id)
+	return nil
+}
+
+func (s *shelf) Ledgers(yield func(ledgerstore.LedgerInfo) bool) {
+	for id, n := range s.stored {
+		if !yield(ledgerstore.LedgerInfo{Ledger: id, Entries: n}) {
+			return
+		}
+	}
+}
+
+func (s *shelf) Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool) {
+	n, ok := s.stored[id]
+	return ledgerstore.LedgerInfo{Ledger: id, Entries: n}, ok
+}
+
+func (s *shelf) DeleteLedger(_ context.Context, id entry.LedgerID) error {
+	if s.deleteErr == nil {
+		delete(s.stored, id)
+	}
+	return s.deleteErr
+}
+
+func (s *shelf) left() []entry.LedgerID {
+	var ids []entry.LedgerID
+	for id := range s.stored {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+func closedElsewhere(id entry.LedgerID) meta.Ledger {
+	l := openLedger(id, entry.UUID{9})
+	l.State = meta.LedgerClosed
+	return l
+}
+
+func TestCollectorDeletesWhatMayGo(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	for id := entry.LedgerID(1); id <= 5; id++ {
+		s.stored[id] = 3
+	}
+	s.set(openLedger(1, me.Storage))
+	s.set(meta.Ledger{ID: 2, State: meta.LedgerDeleting, Fragments: openLedger(2, me.Storage).Fragments})
+	s.set(meta.Ledger{ID: 3, State: meta.LedgerDeleting})
+	s.set(closedElsewhere(4))
+	// 5 has no record. 6 is not stored, its deletion waits for this bookie.
+	s.set(meta.Ledger{ID: 6, State: meta.LedgerDeleting, Fragments: openLedger(6, me.Storage).Fragments})
+	s.placed = []entry.LedgerID{1, 2, 6}
+	c := NewCollector(GCConfig{}, me, s, s, quiet(), nil)
+	now := time.Unix(0, 0)
+	c.now = func() time.Time { return now }
+
+	p, err := c.Pass(t.Context())
+	if err != nil || p != (Pass{Deleted: 2, Quarantined: 1}) {
+		t.Fatalf("%+v %v", p, err)
+	}
+	if got := s.left(); !slices.Equal(got, []entry.LedgerID{1, 4, 5}) {
+		t.Fatalf("left %v", got)
+	}
+	if !slices.Equal(s.confirmed, []entry.LedgerID{2, 6}) {
+		t.Fatalf("confirmed %v", s.confirmed)
+	}
+	now = now.Add(9 * time.Minute)
+	if _, err := c.Pass(t.Context()); err != nil || len(s.left()) != 3 {
+		t.Fatalf("within the grace time: left %v, %v", s.left(), err)
+	}
+	now = now.Add(time.Minute)
+	if _, err := c.Pass(t.Context()); err != nil || !slices.Equal(s.left(), []entry.LedgerID{1, 5}) {
+		t.Fatalf("after the grace time: left %v, %v", s.left(), err)
+	}
+}
+
+func TestCollectorForgetsASightingThatWasContradicted(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	s.stored[4] = 3
+	s.set(closedElsewhere(4))
+	c := NewCollector(GCConfig{}, me, s, s, quiet(), nil)
+	now := time.Unix(0, 0)
+	c.now = func() time.Time { return now }
+	pass := func() {
+		t.Helper()
+		if _, err := c.Pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(11 * time.Minute)
+	}
+	pass()
+	mine := closedElsewhere(4)
+	mine.Pending = []meta.ReplicaIntent{{Target: me.Storage}}
+	s.set(mine)
+	pass()
+	s.set(closedElsewhere(4))
+	pass()
+	if len(s.left()) != 1 {
+		t.Fatal("deleted at the first sighting after it was this bookie's")
+	}
+	pass()
+	if len(s.left()) != 0 {
+		t.Fatal("not deleted at the second")
+	}
+}
+
+// An error, a partial answer or another cluster's metadata delete nothing.
+func TestCollectorDeletesNothingInDoubt(t *testing.T) {
+	t.Parallel()
+	for what, change := range map[string]func(*shelf){
+		"other cluster":  func(s *shelf) { s.cluster = entry.UUID{1} },
+		"listing fails":  func(s *shelf) { s.placedErr = meta.ErrUnavailable },
+		"reading fails":  func(s *shelf) { s.err = meta.ErrUnavailable },
+		"store is stuck": func(s *shelf) { s.deleteErr = errors.New("disk error") },
+	} {
+		s := newShelf()
+		s.stored[3] = 1
+		s.set(meta.Ledger{ID: 3, State: meta.LedgerDeleting})
+		change(s)
+		if _, err := NewCollector(GCConfig{}, me, s, s, quiet(), nil).Pass(t.Context()); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+		if len(s.left()) != 1 || len(s.confirmed) != 0 {
+			t.Errorf("%s: left %v, confirmed %v", what, s.left(), s.confirmed)
+		}
+	}
+	// A record that cannot be understood is skipped, the others are not.
+	s := newShelf()
+	s.stored[3] = 1
+	s.err = &meta.CorruptRecordError{Key: "k", Err: errors.New("bad")}
+	p, err := NewCollector(GCConfig{}, me, s, s, quiet(), nil).Pass(t.Context())
+	if err != nil || p.Skipped != 1 || len(s.left()) != 1 {
+		t.Fatalf("%+v %v", p, err)
+	}
+}
+
+func TestCollectorCapsAPass(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	for id := entry.LedgerID(1); id <= 200; id++ {
+		s.stored[id] = 1
+		s.set(meta.Ledger{ID: id, State: meta.LedgerDeleting})
+	}
+	c := NewCollector(GCConfig{ReadsPerSecond: 1e6}, me, s, s, quiet(), nil)
+	p, err := c.Pass(t.Context())
+	if err != nil || p.Deleted != 50 || p.Postponed != 150 || len(s.left()) != 150 {
+		t.Fatalf("%+v %v", p, err)
+	}
+	for len(s.left()) > 0 {
+		if p, err = c.Pass(t.Context()); err != nil || p.Deleted == 0 {
+			t.Fatalf("%+v %v", p, err)
+		}
+	}
+}
