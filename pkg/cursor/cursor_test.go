@@ -8,17 +8,18 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/penstock-mq/penstock/pkg/entry"
 	"pgregory.net/rapid"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
 )
 
 var testUUID = entry.UUID{0xa1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 
-func newCursor(t testing.TB, initial entry.Offset) *Cursor {
-	t.Helper()
+func newCursor(tb testing.TB, initial entry.Offset) *Cursor {
+	tb.Helper()
 	c, err := New(Meta{UUID: testUUID, Name: "orders", Initial: initial, Created: 1_700_000_000_000})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return c
 }
@@ -66,11 +67,11 @@ func (l *log) store(c *Cursor) {
 	}
 }
 
-func ack(t testing.TB, c *Cursor, first, end entry.Offset) Ticket {
-	t.Helper()
+func ack(tb testing.TB, c *Cursor, first, end entry.Offset) Ticket {
+	tb.Helper()
 	ticket, err := c.Ack(c.Generation(), maxOffset, Range{first, end})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return ticket
 }
@@ -157,12 +158,44 @@ func TestTrimFloorFollowsWhatIsDurableAndFallsAtOnceOnSeekBack(t *testing.T) {
 		t.Fatalf("trim floor %d while the seek to 50 is under way", c.TrimFloor())
 	}
 	c.Seek(1000)
+	if c.TrimFloor() != 50 { // the log may have b3 already
+		t.Fatalf("trim floor %d after a seek to 1000, with the one to 50 still under way", c.TrimFloor())
+	}
 	if c.Confirm(b3.Seq); c.TrimFloor() != 50 {
 		t.Fatalf("trim floor %d before the seek to 1000 is durable", c.TrimFloor())
 	}
 	l.store(c)
 	if c.TrimFloor() != 1000 {
 		t.Fatalf("trim floor %d, want 1000", c.TrimFloor())
+	}
+}
+
+func TestPassedAndAbandonedPagesLeaveTheLog(t *testing.T) {
+	t.Parallel()
+	c := newCursor(t, 0)
+	var l log
+	holes := func() {
+		for page := range entry.Offset(5) {
+			for i := range entry.Offset(3000) {
+				ack(t, c, c.Floor()+page*pageSize+2*i+1, c.Floor()+page*pageSize+2*i+2)
+			}
+			l.store(c) // a snapshot
+			ack(t, c, c.Floor()+page*pageSize+10_000, c.Floor()+page*pageSize+10_001)
+			l.store(c) // a change
+		}
+		if len(l.live) != 2+2*5 {
+			t.Fatalf("%d records for 5 pages", len(l.live))
+		}
+	}
+	holes()
+	ack(t, c, 0, 10*pageSize)
+	if l.store(c); len(l.live) != 2 {
+		t.Fatalf("%d records stay of what the floor has passed", len(l.live)-2)
+	}
+	holes()
+	c.Seek(0)
+	if l.store(c); len(l.live) != 2 {
+		t.Fatalf("%d records stay of before the seek", len(l.live)-2)
 	}
 }
 

@@ -3,6 +3,7 @@ package cursor
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"sort"
 )
 
@@ -76,18 +77,11 @@ func addRun(runs []run, first, last int) (joined []run, added int) {
 		}
 	}
 	merged := run{uint16(lo), uint16(hi)}
-	switch {
-	case i == j:
-		runs = append(runs, run{})
-		copy(runs[i+1:], runs[i:])
-		runs[i] = merged
-	default:
-		runs[i] = merged
-		if j > i+1 {
-			runs = append(runs[:i+1], runs[j:]...)
-		}
+	if i == j {
+		return slices.Insert(runs, i, merged), added
 	}
-	return runs, added
+	runs[i] = merged
+	return slices.Delete(runs, i+1, j), added
 }
 
 // nextClear returns the first index ≥ i that is not in the set; pageSize if there is none.

@@ -4,8 +4,9 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/penstock-mq/penstock/pkg/entry"
 	"pgregory.net/rapid"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
 )
 
 func TestRangeMapMatchesArray(t *testing.T) {

@@ -533,6 +533,7 @@ func (b *base) detail(s Status, a Action, now time.Time) string {
 		return fmt.Sprintf("%d ranges given back wait for their time, more than %d; the next in %v", b.delayed.len(), b.cfg.MaxDelayed, wait)
 	case ReasonNoData:
 		return fmt.Sprintf("caught up: everything before offset %d was delivered, %d messages are unacknowledged", s.End, s.Unacked)
+	case ReasonReadMemory: // told by the runner, which knows the numbers
 	}
 	return string(s.Reason)
 }

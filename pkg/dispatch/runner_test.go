@@ -9,11 +9,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
 	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/entry"
-	"github.com/prometheus/client_golang/prometheus"
-	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,11 +28,11 @@ type topic struct {
 	ended  int           // reads that ended with their context
 }
 
-func newTopic(t testing.TB, end entry.Offset) *topic {
-	t.Helper()
+func newTopic(tb testing.TB, end entry.Offset) *topic {
+	tb.Helper()
 	c, err := cursor.New(cursor.Meta{UUID: entry.UUID{1}, Name: "s"})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return &topic{end: end, cursor: c}
 }
@@ -71,13 +72,13 @@ func (p *topic) Missing(dst []cursor.Range, r cursor.Range) []cursor.Range {
 	return p.cursor.Missing(dst, r)
 }
 
-func (p *topic) ack(t testing.TB, r *Runner, id ConsumerID, o entry.Offset) {
-	t.Helper()
+func (p *topic) ack(tb testing.TB, r *Runner, id ConsumerID, o entry.Offset) {
+	tb.Helper()
 	p.mu.Lock()
 	_, err := p.cursor.Ack(p.cursor.Generation(), p.end, cursor.Range{First: o, End: o + 1})
 	p.mu.Unlock()
 	if err != nil {
-		t.Error(err)
+		tb.Error(err)
 	}
 	r.Acked(id, cursor.Range{First: o, End: o + 1})
 }
@@ -128,28 +129,28 @@ func (s *sink) take() []entry.Offset {
 	return got
 }
 
-func mustAdd(t testing.TB, r *Runner, c Consumer, s Sink) ConsumerID {
-	t.Helper()
+func mustAdd(tb testing.TB, r *Runner, c Consumer, s Sink) ConsumerID {
+	tb.Helper()
 	id, err := r.AddConsumer(c, s)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return id
 }
 
-func expect(t testing.TB, s *sink, want ...entry.Offset) {
-	t.Helper()
+func expect(tb testing.TB, s *sink, want ...entry.Offset) {
+	tb.Helper()
 	synctest.Wait()
 	if got := s.take(); !slices.Equal(got, want) {
-		t.Fatalf("got %v, want %v", got, want)
+		tb.Fatalf("got %v, want %v", got, want)
 	}
 }
 
-func expectReason(t testing.TB, r *Runner, want Reason) {
-	t.Helper()
+func expectReason(tb testing.TB, r *Runner, want Reason) {
+	tb.Helper()
 	synctest.Wait()
 	if s := r.Why(); s.Reason != want {
-		t.Fatalf("it waits for %s (%s), want %s", s.Reason, s.Detail, want)
+		tb.Fatalf("it waits for %s (%s), want %s", s.Reason, s.Detail, want)
 	}
 }
 
@@ -411,6 +412,7 @@ func (*endless) Missing(dst []cursor.Range, r cursor.Range) []cursor.Range { ret
 
 // benchmarkCore has consumers take entries and acknowledge them one by one.
 func benchmarkCore(b *testing.B, core Core, consumers int, span uint32) {
+	b.Helper()
 	src := &endless{frame: make([]byte, 1024), span: span}
 	core.Loaded(0, 1<<60, nil, epoch)
 	for i := range consumers {
@@ -437,7 +439,7 @@ func benchmarkCore(b *testing.B, core Core, consumers int, span uint32) {
 			}
 			core.Permits(a.Consumer, uint32(len(a.Deliveries))*span)
 			n += len(a.Deliveries)
-		case ActionWait:
+		default:
 			b.Fatalf("it waits for %s", a.Reason)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -219,6 +220,7 @@ func (s *simulation) step() bool {
 	case ActionWait:
 		s.waiting(a)
 		return false
+	default: // what is told to consumers and the cursor changes nothing here
 	}
 	return true
 }
@@ -427,7 +429,7 @@ func TestSimulation(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			for seed := range int64(400) {
-				if !t.Run(fmt.Sprint(seed), func(t *testing.T) { runSimulation(t, seed, kind) }) {
+				if !t.Run(strconv.FormatInt(seed, 10), func(t *testing.T) { runSimulation(t, seed, kind) }) {
 					return
 				}
 			}

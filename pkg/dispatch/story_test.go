@@ -33,16 +33,16 @@ type world struct {
 
 var epoch = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 
-func newWorld(t testing.TB, core Core, spans ...uint32) *world {
-	t.Helper()
+func newWorld(tb testing.TB, core Core, spans ...uint32) *world {
+	tb.Helper()
 	acks, err := cursor.New(cursor.Meta{UUID: entry.UUID{1}, Name: "s"})
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if len(spans) == 0 {
 		spans = []uint32{1}
 	}
-	return &world{t: t, core: core, now: epoch, spans: spans, acks: acks, ids: map[string]ConsumerID{}, names: map[ConsumerID]string{}}
+	return &world{t: tb, core: core, now: epoch, spans: spans, acks: acks, ids: map[string]ConsumerID{}, names: map[ConsumerID]string{}}
 }
 
 // entries returns the entries that hold [from, until).
@@ -124,20 +124,20 @@ func (w *world) settle() Action {
 
 // describeDelivery writes 7 for a message, 8-11 for a batch, 8-11!9 with a skip of 9, and *2 for a redelivery.
 func describeDelivery(d *Delivery) string {
-	s := strconv.FormatUint(uint64(d.Offset), 10)
-	if d.Span > 1 {
-		s += fmt.Sprintf("-%d", uint64(d.Offset)+uint64(d.Span)-1)
-	}
-	for _, skip := range d.Skip {
-		s += fmt.Sprintf("!%d", uint64(skip.First))
-		if skip.Len() > 1 {
-			s += fmt.Sprintf("-%d", uint64(skip.End)-1)
+	closed := func(r cursor.Range) string {
+		if r.Len() == 1 {
+			return strconv.FormatUint(uint64(r.First), 10)
 		}
+		return fmt.Sprintf("%d-%d", uint64(r.First), uint64(r.End)-1)
+	}
+	parts := []string{closed(d.Range())}
+	for _, skip := range d.Skip {
+		parts = append(parts, "!"+closed(skip))
 	}
 	if d.Redelivered > 0 {
-		s += fmt.Sprintf("*%d", d.Redelivered)
+		parts = append(parts, fmt.Sprintf("*%d", d.Redelivered))
 	}
-	return s
+	return strings.Join(parts, "")
 }
 
 func (w *world) add(name string, priority int32) error {
