@@ -113,7 +113,7 @@ func (s *Store) locate(id entry.LedgerID, e entry.EntryID) ([]candidate, error) 
 		return nil, errNoLedger
 	}
 	var miss error = errNoEntry
-	if l.limbo {
+	if l.limbo || s.table.lossAll.Load() { // also of a ledger that a fence has made known since the loss
 		miss = errLimbo
 	}
 	var space [4]candidate

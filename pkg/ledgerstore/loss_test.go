@@ -1,0 +1,238 @@
+package ledgerstore
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// damage flips one byte of a file at rest.
+func damage(t testing.TB, fs vfs.FS, path string, off int64) {
+	t.Helper()
+	f, err := fs.Open(path)
+	must(t, err)
+	var b [1]byte
+	_, err = f.ReadAt(b[:], off)
+	must(t, err)
+	b[0] ^= 0x55
+	_, err = f.WriteAt(b[:], off)
+	must(t, err)
+	must(t, f.Sync())
+	must(t, f.Close())
+}
+
+// crashedStore leaves a directory as a killed process does: acknowledged entries of ledgers 1 and 2, one by one, in a
+// segment that is not sealed, and ledger 3 in one that is. Ledger 1 is fenced.
+func crashedStore(t testing.TB) (fs *vfs.Mem, unsealed, sealed *Segment) {
+	t.Helper()
+	fs = vfs.NewMem()
+	s := openStore(t, small(), fs)
+	fill(t, s, 3, 0, 200, 100)
+	waitSealed(s)
+	for range 3 { // what is written last says that what was before is durable
+		for e := range entry.EntryID(4) {
+			must(t, add(s, 1, e))
+			must(t, add(s, 2, e))
+		}
+	}
+	segs := s.segments.list()
+	sealed = segs[0]
+	unsealed = s.core.active
+	closeStore(t, s)
+	return fs, unsealed, sealed
+}
+
+// place returns where an entry of an unsealed segment is.
+func place(t testing.TB, fs vfs.FS, l entry.LedgerID, e entry.EntryID) (path string, offset int64) {
+	t.Helper()
+	s := openStore(t, small(), fs)
+	places, _ := s.locate(l, e)
+	if len(places) != 1 || !places[0].footer {
+		t.Fatalf("places %+v", places)
+	}
+	r, err := places[0].seg.handle.acquireReader(s.fs, places[0].seg.path)
+	must(t, err)
+	loc, found, err := r.Find(l, e)
+	if err != nil || !found {
+		t.Fatalf("find: %v %v", found, err)
+	}
+	places[0].seg.handle.release()
+	closeStore(t, s)
+	return places[0].seg.path, loc.Offset
+}
+
+// #2908: bytes that were acknowledged are damaged in a segment that a crash left unsealed. The ledger's misses are
+// unknown from then on, and its writer is shut out; both across restarts. The others are not touched.
+func TestB21DamageBelowDurableMeansLimbo(t *testing.T) {
+	t.Parallel()
+	fs, _, _ := crashedStore(t)
+	path, offset := place(t, fs.Clone(), 1, 1)
+	damage(t, fs, path, offset+56+20) // in the body
+	s := openStore(t, small(), fs)
+	if l := s.Loss(); l.All || !slices.Equal(l.Ledgers, []entry.LedgerID{1}) {
+		t.Fatalf("loss %+v, want ledger 1", l)
+	}
+	check := func() {
+		t.Helper()
+		_, err := readOne(s, 1, 1)
+		wantCode(t, err, bookiewire.Unknown)
+		_, err = readOne(s, 1, 9) // not even this is denied
+		wantCode(t, err, bookiewire.Unknown)
+		wantCode(t, recoveryRead(s, 1, 9, 2), bookiewire.Unknown)
+		wantCode(t, add(s, 1, 9), bookiewire.Fenced)
+		for e := range entry.EntryID(4) {
+			wantEntry(t, s, 2, e, body(2, e, 100))
+			if e != 1 {
+				wantEntry(t, s, 1, e, body(1, e, 100))
+			}
+		}
+		_, err = readOne(s, 2, 9)
+		wantCode(t, err, bookiewire.NoEntry)
+	}
+	check()
+	s = reopen(t, s)
+	check()
+	// Repair: the entry is written again, and limbo ends. The fence stays.
+	must(t, add(s, 1, 1, recoveryAdd(2)))
+	must(t, s.ClearLimbo(context.Background(), 1))
+	s = reopen(t, s)
+	wantEntry(t, s, 1, 1, body(1, 1, 100))
+	_, err := readOne(s, 1, 9)
+	wantCode(t, err, bookiewire.NoEntry)
+	wantCode(t, add(s, 1, 9), bookiewire.Fenced)
+}
+
+// The restart that finds damage is cut short at each of its changes: the limbo is durable before anything else.
+func TestLimboBeforeTheSeal(t *testing.T) {
+	t.Parallel()
+	before, _, _ := crashedStore(t)
+	path, offset := place(t, before.Clone(), 1, 1)
+	damage(t, before, path, offset+56+20)
+	for n := 0; ; n++ {
+		fs := before.Clone()
+		fs.CutPowerAfter(n)
+		s, err := Open(context.Background(), small(), fs, quiet, nil)
+		done := err == nil
+		if done {
+			_ = s.Close()
+		}
+		fs.Crash(newRand(uint64(n)))
+		fs.CutPowerAfter(-1)
+		s = openStore(t, small(), fs)
+		_, err = readOne(s, 1, 9)
+		if codeOf(err) != bookiewire.Unknown || codeOf(add(s, 1, 9)) != bookiewire.Fenced {
+			t.Fatalf("cut after %d changes: %v", n, err)
+		}
+		closeStore(t, s)
+		if done {
+			return
+		}
+	}
+}
+
+func TestLostSegmentMeansLimboForAll(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for _, lose := range []string{"missing", "header", "manifest", "no manifest"} {
+		t.Run(lose, func(t *testing.T) {
+			t.Parallel()
+			fs, _, sealed := crashedStore(t)
+			switch lose {
+			case "missing":
+				must(t, fs.Remove(sealed.path))
+			case "header":
+				for off := range int64(4096) {
+					damage(t, fs, sealed.path, off)
+				}
+			case "manifest":
+				damage(t, fs, "/data/MANIFEST", 70)
+			case "no manifest":
+				must(t, fs.Remove("/data/MANIFEST"))
+			}
+			s := openStore(t, small(), fs)
+			check := func() {
+				t.Helper()
+				if !s.Loss().All {
+					t.Fatal("the loss is not noticed")
+				}
+				for _, l := range []entry.LedgerID{1, 2, 77} { // 77 may have been in what was lost
+					_, err := readOne(s, l, 9)
+					wantCode(t, err, bookiewire.Unknown)
+					wantCode(t, recoveryRead(s, l, 9, 5), bookiewire.Unknown)
+				}
+				wantCode(t, add(s, 1, 9), bookiewire.Fenced)
+				wantCode(t, add(s, 78, 0), bookiewire.Unknown)
+				wantEntry(t, s, 1, 1, body(1, 1, 100))
+			}
+			check()
+			s = reopen(t, s)
+			check()
+			// The bookie asks the metadata what it may have held, marks that, and ends the loss.
+			must(t, s.SetLimbo(ctx, 3, 78))
+			must(t, s.EndLoss(ctx))
+			for range 2 {
+				_, err := readOne(s, 3, 500)
+				wantCode(t, err, bookiewire.Unknown)
+				wantCode(t, add(s, 78, 0), bookiewire.Fenced)
+				_, err = readOne(s, 79, 0)
+				wantCode(t, err, bookiewire.NoLedger)
+				if s.Loss().All {
+					t.Fatal("the loss has not ended")
+				}
+				s = reopen(t, s)
+			}
+			must(t, add(s, 79, 0))
+		})
+	}
+}
+
+// BOOKKEEPER-166: a torn tail is no loss, and does not get in the way. (In TestPowerCutAtEachPoint at each point;
+// here: a killed process loses nothing at all.)
+func TestB27KilledProcessLosesNothing(t *testing.T) {
+	t.Parallel()
+	fs, _, _ := crashedStore(t)
+	s := openStore(t, small(), fs)
+	if l := s.Loss(); l.All || len(l.Ledgers) > 0 {
+		t.Fatalf("loss %+v", l)
+	}
+	for e := range entry.EntryID(4) {
+		wantEntry(t, s, 1, e, body(1, e, 100))
+		wantEntry(t, s, 2, e, body(2, e, 100))
+	}
+}
+
+// Ledger-protocol §0.2: the negative answer to a recovery read comes after the fence is durable. Were it not, the
+// power cut would forget the fence, and the writer's late add would follow the negative that closed the ledger.
+func TestB2FenceIsDurableBeforeANegative(t *testing.T) {
+	t.Parallel()
+	for _, known := range []bool{true, false} {
+		mem := vfs.NewMem()
+		fs := vfs.NewFaulty(mem)
+		s := openStore(t, small(), fs)
+		if known {
+			must(t, add(s, 1, 0))
+		}
+		gate := vfs.NewGate()
+		fs.Add(vfs.Rule{Op: vfs.OpSync, Path: "*.seg", Gate: gate})
+		answer := make(chan error, 1)
+		go func() { answer <- recoveryRead(s, 1, 5, 2) }()
+		<-gate.Arrived()
+		select {
+		case err := <-answer:
+			t.Fatalf("answered before the fence was synced: %v", err)
+		default:
+		}
+		gate.Open()
+		wantCode(t, <-answer, bookiewire.NoEntry)
+		after := mem.Clone()
+		after.Crash(newRand(3))
+		r := openStore(t, small(), after)
+		wantCode(t, add(r, 1, 5), bookiewire.Fenced)
+		closeStore(t, r)
+		closeStore(t, s)
+	}
+}
