@@ -344,6 +344,7 @@ func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
 				after, l, err := c.openTxn(patience, rec, next, &closing)
 				if err == nil {
 					opened = l
+					closed.State, closed.Last, closed.Length = meta.LedgerClosed, last, length
 				}
 				return after, err
 			}

@@ -1,0 +1,457 @@
+package chain_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+func upTo(n uint64) []uint64 {
+	var out []uint64
+	for i := uint64(1); i <= n; i++ {
+		out = append(out, i)
+	}
+	return out
+}
+
+func TestRollUnderLoad(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollBytes: 2000})
+	const n = 1000
+	for i := range n {
+		l.append(ledger.AckQuorum)
+		if i%50 == 49 { // let rolls happen between
+			want := i - 20
+			l.await("acks", func() bool { return len(l.acked) > want })
+			eventually(t, "the roll", func() bool { return !l.Rolling() })
+		}
+	}
+	l.wg.Wait()
+	if got := l.ackedNumbers(); !slices.Equal(got, upTo(n)) {
+		t.Fatalf("acknowledged out of order or not at all: %d of them, failed %v", len(got), l.failed)
+	}
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(n)) {
+		t.Fatalf("read %d entries back: %v", len(got), got)
+	}
+	runs := l.Runs()
+	if len(runs) < 5 {
+		t.Fatalf("%d runs, want several", len(runs))
+	}
+	var next entry.Offset
+	for _, r := range runs {
+		if !r.Closed || r.First != next {
+			t.Fatalf("run %+v after offset %d", r, next)
+		}
+		next = r.End
+	}
+	if next != 2*n {
+		t.Fatalf("runs end at %d", next)
+	}
+	l.accounted()
+	if !slices.Equal(l.confirmed, upTo(n)) {
+		t.Fatal("confirmed in another order")
+	}
+}
+
+// A new owner takes over while the old one still appends: the old one is fenced, nothing is acknowledged that the new
+// one does not have, and offsets go on without a gap.
+func TestTakeoverWhileTheOldOwnerAppends(t *testing.T) {
+	t.Parallel()
+	for _, openNow := range []bool{false, true} {
+		f := newCluster(t, 3)
+		old := f.open(f.takeover(), chain.Config{RollBytes: 3000})
+		stop := make(chan struct{})
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				old.append(ledger.AckQuorum)
+				old.mu.Lock()
+				far := int(old.number)-len(old.acked)-len(old.failed) > 20
+				changed := old.changed
+				old.mu.Unlock()
+				if far {
+					<-changed
+				}
+			}
+		}()
+		old.await("some acks", func() bool { return len(old.acked) > 200 })
+		eventually(t, "a roll", func() bool { return len(old.Runs()) > 2 })
+		fresh := f.open(f.takeover(), chain.Config{OpenNow: openNow})
+		first := fresh.NextOffset()
+		fresh.number = 1_000_000
+		for range 20 {
+			fresh.append(ledger.AckQuorum)
+		}
+		fresh.wg.Wait()
+		select {
+		case <-old.Lost():
+		case <-time.After(20 * time.Second):
+			t.Fatal("the old owner goes on")
+		}
+		close(stop)
+		<-stopped
+		old.wg.Wait()
+		got := fresh.readAll()
+		kept := got[:len(got)-20]
+		if entry.Offset(2*len(kept)) != first {
+			t.Fatalf("%d old entries, but the new owner began at %d", len(kept), first)
+		}
+		acked := old.ackedNumbers()
+		if !slices.Equal(kept, upTo(uint64(len(kept)))) {
+			t.Fatal("old entries are not what was appended, in order")
+		}
+		if len(acked) > len(kept) || !slices.Equal(acked, kept[:len(acked)]) {
+			t.Fatalf("%d acknowledged, %d kept", len(acked), len(kept))
+		}
+		if !fresh.Opening().Recovered {
+			t.Fatal("nothing was recovered")
+		}
+		// The stale owner deletes nothing.
+		if _, err := old.Trim(t.Context(), func(meta.Run) bool { return true }); !errors.Is(err, meta.ErrEpoch) && !errors.Is(err, meta.ErrConflict) {
+			t.Fatalf("a stale owner's trim: %v", err)
+		}
+		var failed *ledger.AppendError
+		for n, err := range old.failed {
+			if !errors.As(err, &failed) {
+				t.Fatalf("append %d failed with %v", n, err)
+			}
+			if failed.Outcome == ledger.NotWritten && slices.Contains(kept, n) {
+				t.Fatalf("append %d was told not to be written, and is there", n)
+			}
+		}
+	}
+}
+
+func TestAStaleOwnersTrimIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	old := f.open(f.takeover(), chain.Config{RollEntries: 2})
+	for range 10 {
+		old.one()
+	}
+	fresh := f.open(f.takeover(), chain.Config{})
+	want := fresh.readAll()
+	freed, err := old.Trim(t.Context(), func(meta.Run) bool { return true })
+	if !errors.Is(err, meta.ErrEpoch) || len(freed) != 0 {
+		t.Fatalf("freed %v, %v", freed, err)
+	}
+	<-old.Lost()
+	if got := fresh.readAll(); !slices.Equal(got, want) || len(got) != 10 {
+		t.Fatalf("%d entries left of %d", len(got), len(want))
+	}
+}
+
+func TestTrimmedRunsStayReadableElsewhere(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	for range 50 {
+		l.one()
+	}
+	before := l.Runs()
+	freed, err := l.Trim(t.Context(), func(r meta.Run) bool { return r.End <= 40 })
+	check(t, err)
+	if len(freed) == 0 || freed[len(freed)-1].End > 40 {
+		t.Fatalf("freed %v", freed)
+	}
+	got := l.readAll()
+	if want := upTo(50)[freed[len(freed)-1].End/2:]; !slices.Equal(got, want) {
+		t.Fatalf("left %v", got)
+	}
+	if len(l.Runs()) != len(before)-len(freed) {
+		t.Fatal("runs left do not match")
+	}
+	// A new owner goes on at the same offset.
+	check(t, l.Close(t.Context()))
+	fresh := f.open(f.takeover(), chain.Config{})
+	if fresh.NextOffset() != 100 || fresh.Opening().Recovered {
+		t.Fatalf("next offset %d, recovered %v", fresh.NextOffset(), fresh.Opening().Recovered)
+	}
+}
+
+func TestEtcdAwayPutsRollsOffAndPublishingGoesOn(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	f.meta.set(meta.ErrUnavailable)
+	for range 40 {
+		l.append(ledger.AckQuorum)
+		l.wg.Wait()
+	}
+	if runs := l.Runs(); len(runs) != 1 {
+		t.Fatalf("%d runs without metadata", len(runs))
+	}
+	rolled := make(chan struct{}, 1)
+	f.meta.hooks(func(op string) {
+		if op == "open" {
+			select {
+			case rolled <- struct{}{}:
+			default:
+			}
+		}
+	}, nil)
+	f.meta.set(nil)
+	<-rolled
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(42)) || len(l.Runs()) < 2 {
+		t.Fatalf("read %d entries of %d runs", len(got), len(l.Runs()))
+	}
+}
+
+// The metadata store goes away in the very transaction of a roll, which was not applied: the old ledger goes on.
+func TestRollTransactionNotAppliedLeavesTheLedgerOpen(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	tries := 0
+	f.meta.hooks(func(op string) {
+		if op != "open" {
+			return
+		}
+		if tries++; tries > 1 && tries < 4 {
+			f.meta.set(meta.ErrUnavailable)
+			// The answer to this very call is taken after this hook.
+		}
+	}, nil)
+	for range 5 {
+		l.append(ledger.AckQuorum)
+		l.wg.Wait()
+	}
+	f.meta.set(nil)
+	for range 20 {
+		l.append(ledger.AckQuorum)
+		l.wg.Wait()
+		f.meta.set(nil)
+	}
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(25)) {
+		t.Fatalf("read %v", got)
+	}
+}
+
+// The reply to a roll's transaction is lost: it is found applied, and nothing is written twice.
+func TestRollWithALostReply(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	lost := 0
+	f.meta.hooks(nil, func(string) error {
+		if lost++; lost%2 == 0 {
+			return meta.ErrUnknownOutcome
+		}
+		return nil
+	})
+	for range 60 {
+		l.one()
+	}
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(60)) || lost < 4 {
+		t.Fatalf("read %v after %d transactions", got, lost)
+	}
+}
+
+func TestTooFewBookiesIsATypedErrorAndPasses(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.setWritable(0, false)
+	l := f.open(f.takeover(), chain.Config{})
+	l.append(ledger.AckQuorum)
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	var few *chain.NotEnoughBookiesError
+	var failed *ledger.AppendError
+	if err := l.failed[2]; !errors.As(err, &few) || !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
+		t.Fatalf("failed with %v", l.failed)
+	}
+	if few.Known != 3 || few.Writable != 2 {
+		t.Fatalf("%+v", few)
+	}
+	f.setWritable(0, true)
+	next, ok := l.Resume()
+	if !ok || next != 0 {
+		t.Fatalf("resumed at %d, %v", next, ok)
+	}
+	l.next = next
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	if got := l.readAll(); !slices.Equal(got, []uint64{3}) {
+		t.Fatalf("read %v", got)
+	}
+	l.accounted()
+}
+
+func TestASmallerEnsembleIsOpenedWhenBookiesLack(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{Replication: meta.Replication{Ensemble: 5, WriteQuorum: 3, AckQuorum: 2}})
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	rec, err := f.store.GetLedger(t.Context(), l.Runs()[0].Ledger)
+	check(t, err)
+	if rec.Ensemble != 3 || rec.WriteQuorum != 3 || rec.AckQuorum != 2 {
+		t.Fatalf("opened with %+v", rec.Replication)
+	}
+}
+
+// Two of three bookies are gone: appends wait, nothing is acknowledged, and goes on by itself once they are back.
+func TestTwoOfThreeBookiesGone(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{})
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	f.fake.Crash(bookieclient.FakeUUID(0))
+	f.fake.Crash(bookieclient.FakeUUID(1))
+	l.append(ledger.AckQuorum)
+	l.append(ledger.AckQuorum)
+	check(t, f.fake.Idle(t.Context()))
+	if got := l.ackedNumbers(); len(got) != 1 {
+		t.Fatalf("acknowledged %v", got)
+	}
+	f.fake.Restart(bookieclient.FakeUUID(0))
+	f.fake.Restart(bookieclient.FakeUUID(1))
+	l.wg.Wait()
+	if got := l.ackedNumbers(); !slices.Equal(got, upTo(3)) {
+		t.Fatalf("acknowledged %v, failed %v", got, l.failed)
+	}
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(3)) {
+		t.Fatalf("read %v", got)
+	}
+}
+
+// AckNone is told at once; when the roll closes the ledger below, the entry goes to the next one all the same.
+func TestEarlyReceiptsSurviveARoll(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{})
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	for range 5 {
+		l.append(ledger.AckNone)
+	}
+	l.wg.Wait()
+	l.append(ledger.AckQuorum)
+	l.Roll()
+	opened := make(chan struct{})
+	go func() {
+		defer close(opened)
+		for len(l.Runs()) < 2 {
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	<-opened
+	release()
+	l.wg.Wait()
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(7)) {
+		t.Fatalf("read %v", got)
+	}
+	runs := l.Runs()
+	if runs[0].End != 2 || runs[len(runs)-1].End != 14 {
+		t.Fatalf("runs %+v", runs)
+	}
+}
+
+func TestAMixOfLevelsIsDone(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 7})
+	for i := range 200 {
+		l.append([]ledger.AckLevel{ledger.AckQuorum, ledger.AckNone, ledger.AckOne, ledger.AckAll}[i%4])
+		if i%10 == 9 {
+			l.wg.Wait()
+		}
+	}
+	l.wg.Wait()
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(200)) {
+		t.Fatalf("read %v, failed %v", got, l.failed)
+	}
+}
+
+func TestAnIdleChainHasNoGoroutine(t *testing.T) {
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{})
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for l.Running() > 0 {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%d goroutines remain", l.Running())
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func TestShutdownTellsEverybody(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{})
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	for range 10 {
+		l.append(ledger.AckQuorum)
+	}
+	l.Shutdown()
+	l.wg.Wait()
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	l.accounted()
+	if len(l.failed) != 11 {
+		t.Fatalf("%d failed", len(l.failed))
+	}
+	var failed *ledger.AppendError
+	if !errors.As(l.failed[12], &failed) || failed.Outcome != ledger.NotWritten || !errors.Is(failed, chain.ErrClosed) {
+		t.Fatalf("after shutdown: %v", l.failed[12])
+	}
+}
+
+func TestIDsAreDistinctAndAbove(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 0)
+	ids := chain.NewIDs(f.store, 4)
+	seen := map[entry.LedgerID]bool{}
+	var last entry.LedgerID
+	for range 10 {
+		id, err := ids.Next(t.Context(), last)
+		check(t, err)
+		if seen[id] || id <= last {
+			t.Fatalf("id %d after %d", id, last)
+		}
+		seen[id], last = true, id
+	}
+	// A block that lies below is of no use.
+	other := chain.NewIDs(f.store, 4)
+	high, err := other.Next(t.Context(), 0)
+	check(t, err)
+	id, err := ids.Next(t.Context(), high+1)
+	check(t, err)
+	if id <= high+1 {
+		t.Fatalf("id %d is not above %d", id, high+1)
+	}
+}

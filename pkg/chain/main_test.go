@@ -1,0 +1,365 @@
+package chain_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
+)
+
+// etcd is shared by all tests; each uses a cluster of its own.
+var etcd *embedetcd.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "chain-test-")
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		if etcd, err = embedetcd.Start(context.Background(), embedetcd.Config{Dir: dir, UnsafeNoFsync: true}); err != nil {
+			panic(err)
+		}
+		code := m.Run()
+		if err := etcd.Close(); err != nil {
+			panic(err)
+		}
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}())
+}
+
+const (
+	bundle = meta.BundleID("public/default/3")
+	logID  = meta.ChainID("topic/00000000-0000-0000-0000-000000000001/0/data")
+)
+
+var clusters atomic.Int64
+
+// cluster is a metadata store, bookies, and the present owner of one bundle.
+type cluster struct {
+	t      testing.TB
+	store  *meta.Store
+	meta   *faultyMeta
+	fake   *bookieclient.Fake
+	ticker *ledger.Ticker
+	ids    *chain.IDs
+	owners int
+
+	mu         sync.Mutex
+	candidates []ledger.Candidate
+}
+
+func newCluster(t testing.TB, bookies int) *cluster {
+	t.Helper()
+	f := &cluster{t: t, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
+	t.Cleanup(func() {
+		f.fake.Close()
+		f.ticker.Close()
+	})
+	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
+	_, err := f.store.EnsureCluster(t.Context())
+	check(t, err)
+	f.meta = &faultyMeta{Metadata: f.store}
+	f.ids = chain.NewIDs(f.store, 0)
+	for _, b := range bookieclient.FakeUUIDs(bookies) {
+		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
+	}
+	return f
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takeover makes a new broker the owner of the bundle.
+func (f *cluster) takeover() meta.Guard {
+	f.t.Helper()
+	lease, err := etcd.Client().Grant(f.t.Context(), 600)
+	check(f.t, err)
+	now, err := f.store.GetOwner(f.t.Context(), bundle)
+	if err != nil && !errors.Is(err, meta.ErrNotFound) {
+		f.t.Fatal(err)
+	}
+	expect := meta.ExpectNone()
+	if now.Broker != "" {
+		expect = meta.ExpectOwner(now)
+	}
+	f.owners++
+	id := fmt.Sprintf("b%d", f.owners)
+	o, err := f.store.TakeBundle(f.t.Context(), bundle, meta.BrokerInfo{ID: id, URL: "penstock://" + id + ":7650"}, lease.ID, expect)
+	check(f.t, err)
+	return meta.Guard{Bundle: bundle, Epoch: o.Epoch}
+}
+
+func (f *cluster) setWritable(n int, on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.candidates[n].Writable = on
+}
+
+func (f *cluster) env() chain.Env {
+	return chain.Env{
+		Ledger: ledger.Env{
+			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
+			Candidates: func() []ledger.Candidate {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return append([]ledger.Candidate(nil), f.candidates...)
+			},
+			Config: ledger.Config{
+				SuspectAfter: 50 * time.Millisecond, DelayedChange: 50 * time.Millisecond, RetryAfter: 10 * time.Millisecond,
+				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
+			},
+		},
+		Meta: f.meta, IDs: f.ids,
+	}
+}
+
+// faultyMeta is the metadata store with a valve.
+type faultyMeta struct {
+	chain.Metadata
+	mu     sync.Mutex
+	fail   error        // of every call
+	before func(string) // each transaction
+	after  func(string) error
+}
+
+func (m *faultyMeta) set(fail error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail = fail
+}
+
+func (m *faultyMeta) hooks(before func(string), after func(string) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.before, m.after = before, after
+}
+
+func (m *faultyMeta) enter(op string) (func(string) error, error) {
+	m.mu.Lock()
+	fail, before, after := m.fail, m.before, m.after
+	m.mu.Unlock()
+	if before != nil {
+		before(op)
+	}
+	return after, fail
+}
+
+func (m *faultyMeta) GetChain(ctx context.Context, id meta.ChainID) (meta.Chain, error) {
+	if _, err := m.enter("get chain"); err != nil {
+		return meta.Chain{}, err
+	}
+	return m.Metadata.GetChain(ctx, id)
+}
+
+func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
+	after, err := m.enter("open")
+	if err != nil {
+		return meta.Chain{}, meta.Ledger{}, err
+	}
+	c, l, err = m.Metadata.OpenLedger(ctx, g, c, l, closing)
+	if after != nil && err == nil {
+		err = after("open")
+	}
+	return c, l, err
+}
+
+func (m *faultyMeta) CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error) {
+	if _, err := m.enter("close"); err != nil {
+		return meta.Chain{}, meta.Ledger{}, err
+	}
+	return m.Metadata.CloseLedger(ctx, g, c, closing)
+}
+
+// body of a test's entry: offset after it, time, number.
+func body(end entry.Offset, number uint64) []byte {
+	b := binary.BigEndian.AppendUint64(nil, uint64(end))
+	b = binary.BigEndian.AppendUint64(b, number)
+	return append(b, make([]byte, 48)...)
+}
+
+func number(b []byte) uint64 { return binary.BigEndian.Uint64(b[8:]) }
+
+func describe(b []byte) (entry.Offset, int64, error) {
+	if len(b) < 16 {
+		return 0, 0, errors.New("short")
+	}
+	return entry.Offset(binary.BigEndian.Uint64(b)), int64(number(b)), nil
+}
+
+// log is a chain under test with a record of what it told.
+type log struct {
+	t testing.TB
+	*chain.Chain
+
+	mu        sync.Mutex
+	next      entry.Offset
+	number    uint64
+	acked     []uint64 // in order
+	failed    map[uint64]error
+	confirmed []uint64
+	released  int
+	appended  int
+	changed   chan struct{}
+	wg        sync.WaitGroup
+}
+
+func (f *cluster) open(guard meta.Guard, cfg chain.Config) *log {
+	f.t.Helper()
+	l, err := f.tryOpen(guard, cfg)
+	check(f.t, err)
+	return l
+}
+
+func (f *cluster) tryOpen(guard meta.Guard, cfg chain.Config) (*log, error) {
+	l := &log{t: f.t, failed: map[uint64]error{}, changed: make(chan struct{})}
+	cfg.Describe = describe
+	cfg.Released = func(n int) {
+		l.mu.Lock()
+		l.released += n
+		l.mu.Unlock()
+	}
+	cfg.OnConfirmed = func(es []chain.ConfirmedEntry) {
+		l.mu.Lock()
+		for _, e := range es {
+			l.confirmed = append(l.confirmed, number(e.Body))
+		}
+		l.mu.Unlock()
+	}
+	c, err := chain.Open(f.t.Context(), f.env(), guard, logID, cfg)
+	if err != nil {
+		return nil, err
+	}
+	l.Chain = c
+	l.next = c.NextOffset()
+	f.t.Cleanup(c.Shutdown)
+	return l, nil
+}
+
+// append appends one entry of two messages.
+func (l *log) append(level ledger.AckLevel) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.number++
+	n := l.number
+	l.next += 2
+	b := body(l.next, n)
+	l.appended += len(b)
+	l.wg.Add(1)
+	l.Append(chain.Append{Body: b, Span: 2, Time: int64(n), Level: level, Done: func(_ entry.Position, err error) {
+		defer l.wg.Done()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if err == nil {
+			l.acked = append(l.acked, n)
+		} else {
+			l.failed[n] = err
+		}
+		close(l.changed)
+		l.changed = make(chan struct{})
+	}})
+}
+
+// await waits until cond holds, which is asked after each append that is done.
+func (l *log) await(what string, cond func() bool) {
+	l.t.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		l.mu.Lock()
+		ok, changed := cond(), l.changed
+		l.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			l.t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+func (l *log) ackedNumbers() []uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]uint64(nil), l.acked...)
+}
+
+// readAll reads everything, and checks that offsets are contiguous.
+func (l *log) readAll() []uint64 {
+	l.t.Helper()
+	var out []uint64
+	var at entry.Position
+	first := true
+	var end entry.Offset
+	for {
+		es, next, err := l.Read(l.t.Context(), at, 300)
+		check(l.t, err)
+		if len(es) == 0 {
+			return out
+		}
+		for _, e := range es {
+			after, _, err := describe(e.Body)
+			check(l.t, err)
+			if !first && after != end+2 {
+				l.t.Fatalf("entry %v ends at offset %d, the one before at %d", e.Position, after, end)
+			}
+			first, end = false, after
+			out = append(out, number(e.Body))
+		}
+		at = next
+	}
+}
+
+// eventually waits for what nothing announces.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// one appends an entry, waits for it, and for the roll that it may have set off.
+func (l *log) one() {
+	l.t.Helper()
+	l.append(ledger.AckQuorum)
+	l.wg.Wait()
+	eventually(l.t, "the roll", func() bool { return !l.Rolling() })
+}
+
+// accounted checks that every byte appended is given back, once.
+func (l *log) accounted() {
+	l.t.Helper()
+	l.Shutdown()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.released != l.appended {
+		l.t.Fatalf("%d of %d bytes released", l.released, l.appended)
+	}
+}
