@@ -40,7 +40,7 @@ func (w *window) fill(off int64, n int) error {
 	}
 	want := int(min(int64(max(n, windowChunk)), w.size-off))
 	if want > cap(w.buf) {
-		grown := make([]byte, max(want, windowChunk))
+		grown := make([]byte, want)
 		w.buf = grown[:copy(grown, kept)]
 	} else {
 		w.buf = w.buf[:copy(w.buf[:cap(w.buf)], kept)]
