@@ -134,9 +134,6 @@ func (a *acker) broken(now time.Time) {
 // flushNow makes what is pending leave at once.
 func (a *acker) flushNow(now time.Time) { a.due = now }
 
-// idle tells whether every acknowledgement is durable or was refused.
-func (a *acker) idle() bool { return a.pending.empty() && len(a.inFlight) == 0 }
-
 // waiting tells whether the application waits for an answer.
 func (a *acker) waiting() bool {
 	for _, g := range a.inFlight {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 )
 
 // Client is a connection to a cluster. It is safe for concurrent use; one per process is enough.
@@ -22,7 +25,10 @@ type Client struct {
 	mu     sync.Mutex
 	open   map[closer]struct{} // producers, consumers, readers
 	closed bool
+	met    time.Time // when the list of brokers was asked for
 }
+
+const meetEvery = 30 * time.Second
 
 type closer interface {
 	Close(ctx context.Context) error
@@ -47,6 +53,7 @@ func Connect(ctx context.Context, url string, opts ...Option) (*Client, error) {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	c := &Client{cfg: cfg, life: life, end: end, open: make(map[closer]struct{})}
 	c.pool = newPool(life, cfg, &c.wg)
+	c.pool.find = c.findOwner
 	c.dir.brokers = urls
 	return c, nil
 }
@@ -74,15 +81,44 @@ func (c *Client) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// register keeps what Close must close. It reports false when the client is closed already.
-func (c *Client) register(o closer) bool {
+// register keeps what Close must close, and starts its goroutines, for which Close waits. It reports false when
+// the client is closed already.
+func (c *Client) register(o closer, runs []func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return false
 	}
 	c.open[o] = struct{}{}
+	for _, run := range runs {
+		c.wg.Go(run)
+	}
 	return true
+}
+
+// meetBrokers asks for the list of live brokers in the background, now and then, so that a client that was
+// given one URL survives the loss of that broker.
+func (c *Client) meetBrokers() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || time.Since(c.met) < meetEvery {
+		return
+	}
+	c.met = time.Now()
+	c.wg.Go(func() {
+		r, err := askAny(c.life, c, "list brokers", "", "", func(ctx context.Context, conn *conn) (*brokerv1.ListBrokersResponse, error) {
+			return brokerv1.NewAdminClient(conn.cc).ListBrokers(ctx, &brokerv1.ListBrokersRequest{})
+		})
+		if err != nil {
+			c.cfg.log.DebugContext(c.life, "list of brokers not known", "error", err)
+			return
+		}
+		for _, b := range r.GetBrokers() {
+			if _, err := brokerAddr(b.GetUrl()); err == nil {
+				c.dir.learn(owner{url: b.GetUrl()})
+			}
+		}
+	})
 }
 
 func (c *Client) forget(o closer) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func connect(t *testing.T, url string, opts ...client.Option) *client.Client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 100*time.Millisecond)
 		defer cancel()
 		_ = c.Close(ctx) // a test that wants a clean close closes itself
 	})
@@ -387,14 +388,14 @@ func TestPartitions(t *testing.T) {
 	s := subscribe(t, c)
 	byKey := make(map[string]int)
 	for i := range 30 {
-		id, err := p.Publish(t.Context(), &client.Message{Value: value(i), Key: fmt.Sprint(i % 5)})
+		id, err := p.Publish(t.Context(), &client.Message{Value: value(i), Key: strconv.Itoa(i % 5)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if at, ok := byKey[fmt.Sprint(i%5)]; ok && at != id.Partition {
+		if at, ok := byKey[strconv.Itoa(i%5)]; ok && at != id.Partition {
 			t.Fatalf("key %d went to partitions %d and %d", i%5, at, id.Partition)
 		}
-		byKey[fmt.Sprint(i%5)] = id.Partition
+		byKey[strconv.Itoa(i%5)] = id.Partition
 	}
 	used := make(map[int]bool)
 	for range 30 {
@@ -604,4 +605,42 @@ func TestAdminFollowsOwner(t *testing.T) {
 	}
 	_, err = c.Admin().DeleteTenant(t.Context(), &brokerv1.DeleteTenantRequest{})
 	mustCode(t, err, client.CodeInvalid) // not implemented there
+}
+
+// TestMeetsOtherBrokers: a client that was given one URL outlives the broker behind it.
+func TestMeetsOtherBrokers(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 2)
+	c := connect(t, cl.brokers[0].url())
+	p := openProducer(t, c)
+	for len(c.Brokers()) < 2 { // the list is asked for in the background
+		if _, err := p.Publish(t.Context(), &client.Message{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cl.moveTo(cl.brokers[1])
+	cl.brokers[0].kill()
+	if _, err := p.Publish(t.Context(), &client.Message{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestReplacedOwnerInGoodFaith: the owner was replaced and does not know, as when it is cut off from the metadata
+// store. It answers its client, who has nothing to receive there.
+func TestReplacedOwnerInGoodFaith(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 2)
+	c := connect(t, cl.urls(), client.WithLiveness(10*time.Millisecond, time.Minute))
+	s := subscribe(t, c)
+	cl.mu.Lock()
+	cl.owner, cl.epoch = cl.brokers[1], cl.epoch+1 // nobody tells the streams of the first
+	cl.brokers[0].stale = 1
+	cl.mu.Unlock()
+	p := openProducer(t, connect(t, cl.brokers[1].url()))
+	if _, err := p.Publish(t.Context(), &client.Message{Value: value(0)}); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := s.Receive(t.Context()); err != nil || string(d.Value) != string(value(0)) {
+		t.Fatal(d, err)
+	}
 }

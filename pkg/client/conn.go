@@ -3,7 +3,9 @@ package client
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -76,6 +78,7 @@ type pool struct {
 	cfg  clientConfig
 	life context.Context // the client's
 	wg   *sync.WaitGroup
+	find func(ctx context.Context, topic, avoid string) (owner, error)
 
 	mu     sync.Mutex
 	conns  map[string]*conn // by address
@@ -99,7 +102,10 @@ type conn struct {
 }
 
 // use is one stream's hold on a connection.
-type use struct{ topic string }
+type use struct {
+	topic string
+	end   context.CancelFunc // breaks the stream
+}
 
 func newPool(life context.Context, cfg clientConfig, wg *sync.WaitGroup) *pool {
 	return &pool{cfg: cfg, life: life, wg: wg, conns: make(map[string]*conn)}
@@ -182,12 +188,31 @@ func (p *pool) close() {
 	}
 }
 
+// replacedEvery is the number of liveness intervals between two questions to another broker.
+const replacedEvery = 5
+
+// endIfReplaced breaks a stream whose topic another broker serves under a newer epoch, and reports whether it
+// did: the stream's runner then looks its topic up again.
+func (c *conn) endIfReplaced(ctx context.Context, u *use) bool {
+	o, err := c.pool.find(ctx, u.topic, c.url)
+	if err != nil {
+		return false
+	}
+	addr, err := brokerAddr(o.url)
+	if err != nil || addr == c.addr {
+		return false
+	}
+	c.pool.cfg.log.InfoContext(ctx, "topic is served elsewhere, stream ended", "topic", u.topic, "broker", c.url, "owner", o.url)
+	u.end()
+	return true
+}
+
 // hear notes a sign of life.
 func (c *conn) hear() { c.heard.Store(time.Now().UnixNano()) }
 
 // hold registers a stream of topic; release ends that.
-func (c *conn) hold(topic string) *use {
-	u := &use{topic: topic}
+func (c *conn) hold(topic string, end context.CancelFunc) *use {
+	u := &use{topic: topic, end: end}
 	c.hear()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,25 +235,39 @@ func (c *conn) release(u *use) {
 	}
 }
 
-func (c *conn) anyTopic() (string, bool) {
+func (c *conn) anyUse() *use {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for u := range c.topics {
-		return u.topic, true
+		return u
 	}
-	return "", false
+	return nil
+}
+
+func (c *conn) allUses() []*use {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Keys(c.topics))
 }
 
 // watchLife probes a silent connection. A lookup of a topic that is served there is answered from memory; any
 // answer will do, an error too. TCP's own keepalive finds a vanished machine, not a stopped process.
+//
+// Now and then it asks another broker about a stream's topic as well: an owner that is cut off from the
+// metadata store may go on in good faith, and a consumer with nothing to receive would stay with it for ever.
 func (c *conn) watchLife(ctx context.Context) {
-	for pause(ctx, c.pool.cfg.probe) {
-		topic, used := c.anyTopic()
-		if !used || time.Since(time.Unix(0, c.heard.Load())) < c.pool.cfg.probe {
+	for tick := 1; pause(ctx, c.pool.cfg.probe); tick++ {
+		u := c.anyUse()
+		if u != nil && tick%replacedEvery == 0 && c.endIfReplaced(ctx, u) {
+			for _, u := range c.allUses() {
+				c.endIfReplaced(ctx, u)
+			}
+		}
+		if u == nil || time.Since(time.Unix(0, c.heard.Load())) < c.pool.cfg.probe {
 			continue
 		}
 		probe, cancel := context.WithTimeout(ctx, c.pool.cfg.answer)
-		_, err := c.lookup.LookupTopic(probe, &brokerv1.LookupTopicRequest{Topic: topic})
+		_, err := c.lookup.LookupTopic(probe, &brokerv1.LookupTopicRequest{Topic: u.topic})
 		cancel()
 		if ctx.Err() != nil {
 			return

@@ -67,11 +67,12 @@ func (c *Client) consume(ctx context.Context, op, topic string, cfg consumerConf
 	for _, n := range names {
 		s.partitions = append(s.partitions, newSubStream(s, n))
 	}
-	if !c.register(s) {
-		return nil, closedError(op, topic)
+	runs := make([]func(), len(s.partitions))
+	for i, p := range s.partitions {
+		runs[i] = p.run
 	}
-	for _, p := range s.partitions {
-		c.wg.Go(p.run)
+	if !c.register(s, runs) {
+		return nil, closedError(op, topic)
 	}
 	for _, p := range s.partitions {
 		if err := s.waitReady(ctx, op, p); err != nil {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,7 +35,6 @@ type cluster struct {
 	onBatch func(b *brokerv1.Batch) verdict
 	holdAck bool // acknowledgements are stored, not answered
 	starts  []*brokerv1.Subscribe
-	grants  atomic.Int64
 	fatal   *brokerv1.Error // answer to opens
 }
 
@@ -80,6 +80,9 @@ type broker struct {
 	end  context.CancelFunc
 	wg   sync.WaitGroup
 	mute atomic.Bool // answers nothing, as a stopped process
+	// stale, when not 0, is the epoch up to which this broker believes to own everything: what it serves
+	// stands still. Guarded by the cluster's mu.
+	stale uint64
 }
 
 func newCluster(t *testing.T, brokers int) *cluster {
@@ -110,7 +113,7 @@ func (b *broker) start(t *testing.T, addr string) {
 	}
 	b.addr = l.Addr().String()
 	b.srv = grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
-	b.life, b.end = context.WithCancel(context.Background())
+	b.life, b.end = context.WithCancel(context.WithoutCancel(t.Context()))
 	brokerv1.RegisterPubSubServer(b.srv, b)
 	brokerv1.RegisterLookupServer(b.srv, b)
 	brokerv1.RegisterAdminServer(b.srv, b)
@@ -128,11 +131,11 @@ func (b *broker) kill() {
 }
 
 func (c *cluster) urls() string {
-	s := ""
+	var urls []string
 	for _, b := range c.brokers {
-		s += b.addr + ","
+		urls = append(urls, b.addr)
 	}
-	return s
+	return strings.Join(urls, ",")
 }
 
 // moveTo gives every topic to b, under a higher epoch.
@@ -232,6 +235,9 @@ func (b *broker) LookupTopic(ctx context.Context, _ *brokerv1.LookupTopicRequest
 	}
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
+	if b.stale > 0 {
+		return &brokerv1.LookupTopicResponse{BrokerUrl: b.url(), Bundle: "public/default/0", Epoch: b.stale}, nil
+	}
 	return &brokerv1.LookupTopicResponse{BrokerUrl: b.c.owner.url(), Bundle: "public/default/0", Epoch: b.c.epoch}, nil
 }
 
@@ -284,6 +290,14 @@ func (b *broker) SeekSubscription(_ context.Context, r *brokerv1.SeekSubscriptio
 	s.kicked++
 	b.c.changed.Broadcast()
 	return &brokerv1.SeekSubscriptionResponse{Offset: to}, nil
+}
+
+func (b *broker) ListBrokers(context.Context, *brokerv1.ListBrokersRequest) (*brokerv1.ListBrokersResponse, error) {
+	out := &brokerv1.ListBrokersResponse{}
+	for _, other := range b.c.brokers {
+		out.Brokers = append(out.Brokers, &brokerv1.BrokerInfo{Url: other.url()})
+	}
+	return out, nil
 }
 
 func startOf(s *brokerv1.Start, t *fakeTopic) uint64 {
@@ -528,6 +542,8 @@ func (b *broker) Consume(stream brokerv1.PubSub_ConsumeServer) error {
 		var out *brokerv1.ConsumeResponse
 		for !ended() && out == nil {
 			switch {
+			case b.stale > 0:
+				c.changed.Wait()
 			case c.owner != b:
 				out = &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Moved{Moved: &brokerv1.Moved{BrokerUrl: c.owner.url(), Bundle: "public/default/0", Epoch: c.epoch}}}
 			case s.kicked != kicked:
@@ -590,7 +606,6 @@ func (b *broker) request(s *fakeSub, me *consumer, req *brokerv1.ConsumeRequest)
 	switch k := req.GetKind().(type) {
 	case *brokerv1.ConsumeRequest_Permits:
 		me.permits += int64(k.Permits.GetMessages())
-		b.c.grants.Add(1)
 	case *brokerv1.ConsumeRequest_Ack:
 		for _, r := range k.Ack.GetRanges() {
 			for o := r.GetFirst(); o <= r.GetLast(); o++ {

@@ -17,6 +17,8 @@ type owner struct {
 	epoch  uint64
 }
 
+const maxBrokers = 64
+
 // directory remembers the brokers met and the highest epoch seen of each bundle, so that an answer out of a
 // stale cache cannot send the client back to an owner that was replaced.
 type directory struct {
@@ -38,7 +40,11 @@ func (d *directory) learn(o owner) bool {
 		}
 		d.epochs[o.bundle] = o.epoch
 	}
+	// A cluster whose brokers come and go under new addresses must not make the list grow for ever.
 	if o.url != "" && !slices.Contains(d.brokers, o.url) {
+		if len(d.brokers) >= maxBrokers {
+			d.brokers = slices.Delete(d.brokers, len(d.brokers)-1, len(d.brokers))
+		}
 		d.brokers = append(d.brokers, o.url)
 	}
 	return true
@@ -153,6 +159,7 @@ func (c *Client) findOwner(ctx context.Context, topic, avoid string) (owner, err
 		if o.url == "" {
 			return owner{}, &Error{Code: CodeUnavailable, Op: "look up", Topic: topic, Broker: conn.url, Retryable: true, Err: errors.New("nobody serves it yet")}
 		}
+		c.meetBrokers()
 		if !c.dir.learn(o) {
 			return owner{}, &Error{Code: CodeUnavailable, Op: "look up", Topic: topic, Broker: conn.url, Retryable: true, Err: errors.New("the answer is older than what is known")}
 		}

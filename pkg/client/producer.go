@@ -64,11 +64,12 @@ func (c *Client) Producer(ctx context.Context, topic string, opts ...ProducerOpt
 	for _, n := range names {
 		p.partitions = append(p.partitions, newPubStream(p, n))
 	}
-	if !c.register(p) {
-		return nil, closedError("open producer", topic)
+	runs := make([]func(), len(p.partitions))
+	for i, s := range p.partitions {
+		runs[i] = s.run
 	}
-	for _, s := range p.partitions {
-		c.wg.Go(s.run)
+	if !c.register(p, runs) {
+		return nil, closedError("open producer", topic)
 	}
 	for _, s := range p.partitions {
 		if err := s.waitReady(ctx); err != nil {
@@ -147,7 +148,7 @@ func (p *Producer) PublishAsync(ctx context.Context, m *Message) *Receipt {
 		s = p.partitions[i]
 	}
 	r.partition = s.partition
-	if err := s.add(r); err != nil {
+	if err := s.add(r); err != nil { //nolint:contextcheck // the receipt carries it
 		p.release(1, int64(r.size))
 		return failedReceipt(err)
 	}

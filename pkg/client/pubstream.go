@@ -191,7 +191,7 @@ type openStream struct {
 	conn   *conn
 	use    *use
 	cancel context.CancelFunc
-	ctx    context.Context //nolint:containedctx // the stream's own
+	ctx    context.Context // the stream's own
 	owner  owner
 }
 
@@ -215,7 +215,7 @@ func (s *pubStream) open(hint owner, avoid string) (*openStream, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(s.life)
-	st := &openStream{conn: conn, use: conn.hold(s.topic), cancel: cancel, ctx: ctx, owner: o}
+	st := &openStream{conn: conn, use: conn.hold(s.topic, cancel), cancel: cancel, ctx: ctx, owner: o}
 	newer, err := awaitOpen(ctx, cancel, s.c, s.topic, o, func() error { return s.handshake(ctx, st) })
 	if err != nil {
 		cancel()
@@ -281,7 +281,7 @@ func (s *pubStream) serve(st *openStream) error {
 		ended <- s.receive(st)
 		st.cancel() // a send that waits for flow control must not outlive the stream
 	})
-	watch := newSuspicion(s.c, st.ctx, &wg, s.topic, st.owner)
+	watch := newSuspicion(st.ctx, s.c, &wg, s.topic, st.owner)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -317,12 +317,12 @@ func (s *pubStream) serve(st *openStream) error {
 
 func (s *pubStream) send(st *openStream, b *batch) error {
 	if b.frame == nil {
-		if err := s.encode(b); err != nil {
+		if e := s.encode(b); e != nil {
 			s.apply(func(w *window) {
 				w.encoded(b, []byte{}) // it can be found and settled now
-				w.refused(b.first, asError(err), time.Time{})
+				w.refused(b.first, e, time.Time{})
 			})
-			return nil
+			return nil //nolint:nilerr // its messages have the error as their outcome
 		}
 	}
 	return st.stream.Send(&brokerv1.PublishRequest{Kind: &brokerv1.PublishRequest_Batch{Batch: &brokerv1.Batch{
@@ -331,7 +331,7 @@ func (s *pubStream) send(st *openStream, b *batch) error {
 }
 
 // encode builds the frame of a batch that has its sequence ids.
-func (s *pubStream) encode(b *batch) error {
+func (s *pubStream) encode(b *batch) *Error {
 	msgs := b.receipts // nothing settles them before the batch has its frame
 	h := frame.Header{Producer: s.name, Sequence: b.first, PublishTime: time.Now().UnixMilli()}
 	s.payload = s.payload[:0]

@@ -93,7 +93,7 @@ func (p *pace) wait(ctx context.Context, lasted, redirected bool) {
 // suspicion looks for a newer owner while the present one owes an answer for too long.
 type suspicion struct {
 	c     *Client
-	ctx   context.Context //nolint:containedctx // the stream's
+	ctx   context.Context // the stream's
 	wg    *sync.WaitGroup
 	topic string
 	owner owner
@@ -101,7 +101,7 @@ type suspicion struct {
 	stop  context.CancelFunc
 }
 
-func newSuspicion(c *Client, ctx context.Context, wg *sync.WaitGroup, topic string, o owner) *suspicion {
+func newSuspicion(ctx context.Context, c *Client, wg *sync.WaitGroup, topic string, o owner) *suspicion {
 	return &suspicion{c: c, ctx: ctx, wg: wg, topic: topic, owner: o, newer: make(chan owner, 1)}
 }
 

@@ -9,7 +9,7 @@ import (
 // Receipt is the outcome of one PublishAsync, once there is one. It is safe for concurrent use.
 type Receipt struct {
 	msg  *Message
-	ctx  context.Context //nolint:containedctx // it bounds the message's life, which this is
+	ctx  context.Context // it bounds the message's life, which this is
 	size int
 
 	settled bool // guarded by the producer's lock

@@ -178,7 +178,7 @@ type openSub struct {
 	conn   *conn
 	use    *use
 	cancel context.CancelFunc
-	ctx    context.Context //nolint:containedctx // the stream's own
+	ctx    context.Context // the stream's own
 	owner  owner
 	gen    uint64 // of the inbox
 }
@@ -203,7 +203,7 @@ func (s *subStream) open(hint owner, avoid string) (*openSub, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(s.life)
-	st := &openSub{conn: conn, use: conn.hold(s.topic), cancel: cancel, ctx: ctx, owner: o}
+	st := &openSub{conn: conn, use: conn.hold(s.topic, cancel), cancel: cancel, ctx: ctx, owner: o}
 	newer, err := awaitOpen(ctx, cancel, s.c.c, s.topic, o, func() error { return s.handshake(ctx, st) })
 	if err != nil {
 		cancel()
@@ -280,7 +280,7 @@ func (s *subStream) serve(st *openSub) error {
 		ended <- s.receive(st)
 		st.cancel()
 	})
-	watch := newSuspicion(s.c.c, st.ctx, &wg, s.topic, st.owner)
+	watch := newSuspicion(st.ctx, s.c.c, &wg, s.topic, st.owner)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var asked time.Time // when the oldest acknowledgement in flight was sent, about

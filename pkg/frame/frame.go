@@ -173,6 +173,7 @@ func (f *Frame) readMetadata() error {
 				return malformed("metadata", "chunk %d", int64(v.varint))
 			}
 			f.Chunk = uint32(v.varint)
+		default: // of no concern to a broker
 		}
 	}
 	if !seenName || !seenSequence || !seenTime {

@@ -174,6 +174,7 @@ func (f *Frame) single(payload []byte) (Message, error) {
 			m.OrderingKey = v.bytes
 		case fieldNullValue:
 			m.Null = v.varint != 0
+		default: // of the batch, not of the message
 		}
 	}
 	if b64 {
@@ -223,6 +224,7 @@ func readMessage(payload []byte, sequence uint64) (Message, int, error) {
 			m.Sequence = v.varint
 		case singleNullValue:
 			m.Null = v.varint != 0
+		default:
 		}
 	}
 	rest := payload[4+int(size):]
@@ -295,6 +297,7 @@ func readProperty(b []byte) (Property, error) {
 		case 2:
 			v, _ := protowire.ConsumeBytes(b[n:])
 			p.Value, value = string(v), true
+		default:
 		}
 		b = b[n+m:]
 	}

@@ -59,8 +59,9 @@ func wireType(single bool, num protowire.Number) (protowire.Type, bool) {
 		return protowire.BytesType, true
 	case 10, 13, 14, 15, 21: // Pulsar's
 		return 0, false
+	default:
+		return protowire.VarintType, num <= 30
 	}
-	return protowire.VarintType, num <= 30
 }
 
 // field is one protobuf field: a varint, or bytes that alias the input.
