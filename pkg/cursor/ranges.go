@@ -166,6 +166,62 @@ func (m *RangeMap[V]) Erase(r Range) uint64 {
 	return erased
 }
 
+// Update gives every offset of ranges, which must ascend and not overlap, the value that f returns for what
+// it had; ok is false where it had none. Many ranges cost one pass over the map, few a search each.
+func (m *RangeMap[V]) Update(ranges []Range, f func(old V, ok bool) V) {
+	const few = 16
+	if len(ranges) <= few || len(m.spans) == 0 {
+		var had []span[V]
+		var zero V
+		for _, r := range ranges {
+			had = had[:0]
+			for part, v := range m.Within(r) {
+				had = append(had, span[V]{value: v, r: part})
+			}
+			m.Set(r, f(zero, false))
+			for _, h := range had {
+				m.Set(h.r, f(h.value, true))
+			}
+		}
+		return
+	}
+	m.rebuild(ranges, f)
+}
+
+// rebuild is Update in one pass.
+func (m *RangeMap[V]) rebuild(ranges []Range, f func(old V, ok bool) V) {
+	old := m.spans
+	m.spans, m.offsets = make([]span[V], 0, len(old)+len(ranges)), 0
+	var zero V
+	for _, r := range ranges {
+		for len(old) > 0 && old[0].r.End <= r.First {
+			m.Set(old[0].r, old[0].value)
+			old = old[1:]
+		}
+		if len(old) > 0 && old[0].r.First < r.First {
+			m.Set(Range{First: old[0].r.First, End: r.First}, old[0].value)
+			old[0].r.First = r.First
+		}
+		for at := r.First; at < r.End; {
+			if len(old) == 0 || old[0].r.First >= r.End {
+				m.Set(Range{First: at, End: r.End}, f(zero, false))
+				break
+			}
+			m.Set(Range{First: at, End: old[0].r.First}, f(zero, false)) // maybe empty
+			end := min(old[0].r.End, r.End)
+			m.Set(Range{First: old[0].r.First, End: end}, f(old[0].value, true))
+			if at = end; old[0].r.End > end {
+				old[0].r.First = end
+			} else {
+				old = old[1:]
+			}
+		}
+	}
+	for _, o := range old {
+		m.Set(o.r, o.value)
+	}
+}
+
 // replace puts with, which has at most two elements more than it replaces, in place of spans i to j.
 func (m *RangeMap[V]) replace(i, j int, with []span[V]) {
 	shrink := j - i - len(with)
@@ -206,6 +262,11 @@ type RangeSet struct {
 
 // Add puts r in.
 func (s *RangeSet) Add(r Range) { s.m.Set(r, struct{}{}) }
+
+// AddAll puts ranges in, which must ascend and not overlap.
+func (s *RangeSet) AddAll(ranges []Range) {
+	s.m.Update(ranges, func(struct{}, bool) struct{} { return struct{}{} })
+}
 
 // Remove takes r out and returns how many offsets of it were in.
 func (s *RangeSet) Remove(r Range) uint64 { return s.m.Erase(r) }

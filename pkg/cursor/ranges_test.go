@@ -59,6 +59,58 @@ func TestRangeMapMatchesArray(t *testing.T) {
 	})
 }
 
+func TestUpdateMatchesArray(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var m RangeMap[int]
+		const n = 200
+		var want [n]int
+		draw := func(name string) []Range {
+			var ranges []Range
+			at := 0
+			for range rapid.IntRange(0, 40).Draw(t, name) {
+				first := at + rapid.IntRange(0, 4).Draw(t, "gap")
+				end := first + rapid.IntRange(1, 4).Draw(t, "n")
+				if end > n {
+					break
+				}
+				ranges = append(ranges, Range{entry.Offset(first), entry.Offset(end)})
+				at = end
+			}
+			return ranges
+		}
+		for range 4 {
+			ranges := draw("ranges")
+			m.Update(ranges, func(old int, ok bool) int {
+				if ok != (old > 0) {
+					t.Fatalf("old is %d, %v", old, ok)
+				}
+				return old + 1
+			})
+			for _, r := range ranges {
+				for o := r.First; o < r.End; o++ {
+					want[o]++
+				}
+			}
+			var got [n]int
+			offsets, last, lastV := uint64(0), Range{}, 0
+			for r, v := range m.All() {
+				if r.Empty() || r.First < last.End || r.First == last.End && v == lastV {
+					t.Fatalf("%v after %v", r, last)
+				}
+				for o := r.First; o < r.End; o++ {
+					got[o] = v
+				}
+				offsets += r.Len()
+				last, lastV = r, v
+			}
+			if got != want || offsets != m.Offsets() {
+				t.Fatalf("got %v, want %v; %d offsets, want %d", got, want, m.Offsets(), offsets)
+			}
+		}
+	})
+}
+
 func TestPageSetMatchesArray(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

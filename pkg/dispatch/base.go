@@ -315,21 +315,31 @@ func (b *base) EntriesRead(r ReadResult, now time.Time) {
 	}
 	b.ready.filled, b.replay.filled = b.ready.messages, b.replay.messages
 	if req.Redelivery {
-		b.due.Remove(cursor.Range{First: req.From, End: r.Next})
-		for i := b.replay.head; i < len(b.replay.items); i++ {
-			it := &b.replay.items[i]
-			if it.deliver == nil {
-				b.due.Add(it.Range())
-			}
-			for _, r := range it.deliver {
-				b.due.Add(r)
-			}
-		}
+		b.forgetDue(cursor.Range{First: req.From, End: r.Next})
 	} else {
 		b.pos = max(b.pos, r.Next)
 	}
 	b.abandonRead()
 	b.failures, b.failure, b.retryAt = 0, nil, time.Time{}
+}
+
+// forgetDue takes out of due what of r was read and not found.
+func (b *base) forgetDue(r cursor.Range) {
+	at := r.First
+	found := func(part cursor.Range) {
+		b.due.Remove(cursor.Range{First: at, End: part.First})
+		at = part.End
+	}
+	for i := b.replay.head; i < len(b.replay.items); i++ {
+		it := &b.replay.items[i]
+		if it.deliver == nil {
+			found(it.Range())
+		}
+		for _, part := range it.deliver {
+			found(part)
+		}
+	}
+	b.due.Remove(cursor.Range{First: at, End: r.End})
 }
 
 // keepDue cuts what is to be delivered to what is due.
@@ -429,31 +439,22 @@ func (b *base) hand(c *consumer, q *queue, r cursor.Range, d *Delivery) {
 	}
 }
 
-// giveBack takes back what of r the consumer holds, counts it as delivered once more, and calls f for it.
-func (b *base) giveBack(c *consumer, r cursor.Range, notBefore time.Time, why cursor.RetryReason, f func(cursor.Range)) {
+// giveBack takes back what of r the consumer holds, counts it as delivered once more, and returns it.
+func (b *base) giveBack(c *consumer, r cursor.Range, notBefore time.Time, why cursor.RetryReason) []cursor.Range {
 	var held []cursor.Range
 	for part := range c.outstanding.Within(r) {
 		held = append(held, part)
 	}
+	for i := len(held) - 1; i >= 0; i-- { // from the end: a slice shrinks there for nothing
+		b.unacked -= c.outstanding.Remove(held[i])
+	}
+	b.counts.Update(held, func(n uint32, _ bool) uint32 { return n + 1 })
 	for _, part := range held {
-		b.unacked -= c.outstanding.Remove(part)
-		type counted struct {
-			r     cursor.Range
-			count uint32
-		}
-		var before []counted
-		for r, n := range b.counts.Within(part) {
-			before = append(before, counted{r, n})
-		}
-		b.counts.Set(part, 1)
-		for _, n := range before {
-			b.counts.Set(n.r, n.count+1)
-		}
 		for r, n := range b.counts.Within(part) {
 			b.retries = append(b.retries, Retry{Range: r, Count: n, NotBefore: notBefore, Reason: why})
 		}
-		f(part)
 	}
+	return held
 }
 
 // pending returns what has to be told before anything else.

@@ -76,6 +76,20 @@ type Retry struct {
 	Reason    cursor.RetryReason
 }
 
+// ForCursor returns the retry as the cursor remembers it.
+func (r Retry) ForCursor() cursor.Retry {
+	return cursor.Retry{Count: r.Count, NotBefore: max(r.NotBefore.UnixMilli(), 0), Reason: r.Reason}
+}
+
+// FromCursor returns what a cursor remembers, for [Core.Loaded].
+func FromCursor(m *cursor.RangeMap[cursor.Retry]) []Retry {
+	out := make([]Retry, 0, m.Len())
+	for r, retry := range m.All() {
+		out = append(out, Retry{Range: r, Count: retry.Count, NotBefore: time.UnixMilli(retry.NotBefore), Reason: retry.Reason})
+	}
+	return out
+}
+
 // ActionKind says what Next wants done.
 type ActionKind uint8
 

@@ -69,9 +69,9 @@ func (o *ordered) elect() {
 
 // stepBack takes back what c holds from an offset on, and goes back to the first of it, or of what is ready.
 func (o *ordered) stepBack(c *consumer, from entry.Offset, notBefore time.Time, why cursor.RetryReason) {
-	o.giveBack(c, cursor.Range{First: from, End: ^entry.Offset(0)}, notBefore, why, func(r cursor.Range) {
-		o.pos = min(o.pos, r.First)
-	})
+	if held := o.giveBack(c, cursor.Range{First: from, End: ^entry.Offset(0)}, notBefore, why); len(held) > 0 {
+		o.pos = min(o.pos, held[0].First)
+	}
 	o.drop()
 	o.abandonRead()
 }

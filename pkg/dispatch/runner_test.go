@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"math/rand"
 	"slices"
 	"sync"
 	"testing"
@@ -450,6 +451,53 @@ func BenchmarkExclusive(b *testing.B) { benchmarkCore(b, NewExclusive(DefaultCon
 func BenchmarkShared(b *testing.B) { benchmarkCore(b, NewShared(DefaultConfig(true)), 10, 1) }
 
 func BenchmarkSharedBatches(b *testing.B) { benchmarkCore(b, NewShared(DefaultConfig(true)), 10, 64) }
+
+// BenchmarkConsumersLeave has ten consumers leave one after the other that hold 20,000 messages each, all mixed
+// up, and the last one take them all again.
+func BenchmarkConsumersLeave(b *testing.B) {
+	const consumers, each = 10, 20_000
+	src := &endless{frame: make([]byte, 10), span: 1}
+	for b.Loop() {
+		cfg := DefaultConfig(true)
+		cfg.MaxUnackedPerConsumer, cfg.MaxUnackedPerSubscription = 0, 0
+		core := NewShared(cfg)
+		core.Loaded(0, consumers*each, nil, epoch)
+		rng := rand.New(rand.NewSource(1))
+		for i := range consumers {
+			_ = core.ConsumerAdded(Consumer{ID: ConsumerID(i + 1), Name: "c"}, epoch)
+		}
+		var result []ReadEntry
+		settle := func() {
+			for {
+				a := core.Next(epoch)
+				if a.Kind == ActionWait {
+					return
+				}
+				if a.Kind == ActionRead {
+					entries, next := src.fill(a.Read.From, a.Read.Until, a.Read.MaxBytes)
+					result = result[:0]
+					for _, e := range entries {
+						result = append(result, ReadEntry{Entry: e})
+					}
+					core.EntriesRead(ReadResult{ID: a.Read.ID, Entries: result, Next: next}, epoch)
+				}
+			}
+		}
+		for range consumers * each {
+			core.Permits(ConsumerID(1+rng.Intn(consumers)), 1) // so that each message goes to anyone
+			settle()
+		}
+		for id := ConsumerID(2); id <= consumers; id++ {
+			core.ConsumerRemoved(id, epoch)
+		}
+		core.Permits(1, consumers*each)
+		settle()
+		if s := core.Status(epoch); s.Reason != ReasonNoData || s.Unacked != consumers*each {
+			b.Fatalf("%+v", s)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*consumers*each), "ns/message")
+}
 
 // countingSink acknowledges at once and says when it has had enough.
 type countingSink struct {

@@ -41,7 +41,7 @@ func (s *shared) ConsumerRemoved(id ConsumerID, _ time.Time) {
 		if c.ID != id {
 			continue
 		}
-		s.giveBack(c, cursor.Range{End: ^entry.Offset(0)}, time.Time{}, cursor.RetryConsumerGone, s.due.Add)
+		s.due.AddAll(s.giveBack(c, cursor.Range{End: ^entry.Offset(0)}, time.Time{}, cursor.RetryConsumerGone))
 		s.consumers = append(s.consumers[:i:i], s.consumers[i+1:]...)
 		if s.turn > i {
 			s.turn--
@@ -61,13 +61,14 @@ func (s *shared) Nacked(id ConsumerID, notBefore, now time.Time, ranges ...curso
 		return
 	}
 	for _, r := range ranges {
-		s.giveBack(c, r, notBefore, cursor.RetryNacked, func(part cursor.Range) {
-			if notBefore.After(now) {
-				s.delayed.push(notBefore, part)
-			} else {
-				s.due.Add(part)
-			}
-		})
+		held := s.giveBack(c, r, notBefore, cursor.RetryNacked)
+		if !notBefore.After(now) {
+			s.due.AddAll(held)
+			continue
+		}
+		for _, part := range held {
+			s.delayed.push(notBefore, part)
+		}
 	}
 }
 

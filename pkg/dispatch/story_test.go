@@ -497,6 +497,12 @@ func TestRetriesAreToldAndComeBackAfterARestart(t *testing.T) {
 	if !slices.Equal(w.retry, want) {
 		t.Fatalf("told %+v\nwant %+v", w.retry, want)
 	}
+	for _, r := range w.retry { // by way of the cursor
+		if _, err := w.acks.SetRetry(w.acks.Generation(), w.end, r.Range, r.ForCursor()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.retry = FromCursor(w.acks.Retries())
 	w.core = NewShared(DefaultConfig(true))
 	w.core.Loaded(0, w.end, w.retry, w.now)
 	w.story(`
