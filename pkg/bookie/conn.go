@@ -242,7 +242,11 @@ func (x *pendingAdd) finish(err error) {
 // conclude marks the answer and gives everything back.
 func (x *pendingAdd) conclude(answer *bookiewire.Error) {
 	c, seq := x.c, x.seq
-	c.s.metrics.added(answer, len(x.Body), time.Since(x.started))
+	now := time.Now()
+	c.s.metrics.added(answer, len(x.Body), now.Sub(x.started))
+	if answer == nil {
+		c.s.stored.Store(int64(now.Sub(c.s.born)))
+	}
 	x.bytes.Release()
 	c.s.adds.Release(x.size)
 	*x = pendingAdd{done: x.done}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -106,6 +107,8 @@ type Server struct {
 	reads    *budget.Budget
 	admitted *admissions
 	pool     sync.Pool // of *pendingAdd
+	born     time.Time
+	stored   atomic.Int64 // when an add was last answered OK: nanoseconds since born, 0 for never
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -122,7 +125,7 @@ func NewServer(cfg ServerConfig, me Identity, store Storage, ledgers Ledgers, lo
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
 		cfg: cfg.WithDefaults(), me: me, store: store, log: log,
-		ctx: ctx, cancel: cancel, conns: make(map[*conn]struct{}),
+		born: time.Now(), ctx: ctx, cancel: cancel, conns: make(map[*conn]struct{}),
 	}
 	s.adds = budget.New(s.cfg.InFlightBytes)
 	s.reads = budget.New(s.cfg.ReadBytes)
@@ -227,6 +230,16 @@ func (s *Server) Shutdown(ctx context.Context) {
 	stop()
 	s.cancel()
 	s.admitted.wg.Wait()
+}
+
+// LastStored is when an add was last answered OK, that is, when the disk last synced for one;
+// the zero time for never.
+func (s *Server) LastStored() time.Time {
+	since := s.stored.Load()
+	if since == 0 {
+		return time.Time{}
+	}
+	return s.born.Add(time.Duration(since))
 }
 
 // hello decides about a new peer.

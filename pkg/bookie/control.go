@@ -1,0 +1,91 @@
+package bookie
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+// control serves the control interface.
+type control struct {
+	bookiev1.UnimplementedBookieServer
+	me        Identity
+	version   string
+	store     *ledgerstore.Store
+	collector *Collector
+}
+
+// Info tells who the bookie is and how it fares.
+func (c *control) Info(context.Context, *bookiev1.InfoRequest) (*bookiev1.InfoResponse, error) {
+	usage := c.store.Usage()
+	ledgers := uint64(0)
+	c.store.Ledgers(func(ledgerstore.LedgerInfo) bool {
+		ledgers++
+		return true
+	})
+	return &bookiev1.InfoResponse{
+		Id: c.me.ID, ClusterUuid: c.me.Cluster.String(), StorageUuid: c.me.Storage.String(),
+		State: stateOf(c.store.State()).String(), FreeBytes: usage.Free, TotalBytes: usage.Total,
+		SegmentBytes: usage.Live + usage.Dead, Ledgers: ledgers, Version: c.version,
+	}, nil
+}
+
+// ListLedgers lists the ledgers stored here, by id.
+func (c *control) ListLedgers(_ *bookiev1.ListLedgersRequest, stream grpc.ServerStreamingServer[bookiev1.ListLedgersResponse]) error {
+	var all []ledgerstore.LedgerInfo
+	c.store.Ledgers(func(l ledgerstore.LedgerInfo) bool {
+		all = append(all, l)
+		return true
+	})
+	slices.SortFunc(all, func(a, b ledgerstore.LedgerInfo) int { return cmp.Compare(a.Ledger, b.Ledger) })
+	for _, l := range all {
+		if err := stream.Send(&bookiev1.ListLedgersResponse{
+			Id: uint64(l.Ledger), Term: uint64(l.Term), Lac: int64(l.LAC), Limbo: l.Limbo, Entries: uint64(l.Entries),
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CollectGarbage runs one pass now, and compacts until there is nothing to gain.
+func (c *control) CollectGarbage(ctx context.Context, _ *bookiev1.CollectGarbageRequest) (*bookiev1.CollectGarbageResponse, error) {
+	pass, err := c.collector.Pass(ctx)
+	if err != nil {
+		return nil, controlError(err)
+	}
+	reply := &bookiev1.CollectGarbageResponse{LedgersDeleted: uint64(pass.Deleted), Quarantined: uint64(pass.Quarantined)}
+	for {
+		freed, err := c.store.CompactOnce(ctx)
+		if err != nil {
+			return nil, controlError(err)
+		}
+		if freed == 0 {
+			return reply, nil
+		}
+		reply.BytesFreed += uint64(freed)
+	}
+}
+
+// controlError gives an error the status that a caller can decide by.
+func controlError(err error) error {
+	code := codes.Internal
+	switch {
+	case errors.Is(err, context.Canceled):
+		code = codes.Canceled
+	case errors.Is(err, context.DeadlineExceeded):
+		code = codes.DeadlineExceeded
+	case errors.Is(err, meta.ErrUnavailable), errors.Is(err, meta.ErrUnknownOutcome):
+		code = codes.Unavailable
+	}
+	return status.Error(code, err.Error())
+}
