@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/segment"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -208,3 +209,13 @@ type fsError struct{}
 func (*fsError) Error() string { return "input/output error" }
 
 func asError(err error, target **bookiewire.Error) bool { return errors.As(err, target) }
+
+// benchRecords makes a batch of 1,000 entries over 100 ledgers.
+func benchRecords(from entry.EntryID, payload []byte) []segment.Record {
+	recs := make([]segment.Record, 1000)
+	for i := range recs {
+		l, e := entry.LedgerID(2+i%100), from+entry.EntryID(i)
+		recs[i] = segment.Record{Kind: segment.KindEntry, Ledger: l, Entry: e, LAC: e - 1, Body: payload, Checksum: entry.Checksum(l, e, payload)}
+	}
+	return recs
+}
