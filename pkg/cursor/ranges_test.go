@@ -79,7 +79,7 @@ func TestUpdateMatchesArray(t *testing.T) {
 			}
 			return ranges
 		}
-		for range 4 {
+		for range 2 {
 			ranges := draw("ranges")
 			m.Update(ranges, func(old int, ok bool) int {
 				if ok != (old > 0) {

@@ -26,6 +26,7 @@ type topic struct {
 	end    entry.Offset
 	cursor *cursor.Cursor
 	hang   chan struct{} // not nil: reads wait for it
+	reads  int
 	ended  int           // reads that ended with their context
 }
 
@@ -41,6 +42,7 @@ func newTopic(tb testing.TB, end entry.Offset) *topic {
 func (p *topic) Read(ctx context.Context, from, until entry.Offset, maxBytes int) ([]Entry, entry.Offset, error) {
 	p.mu.Lock()
 	hang, end := p.hang, p.end
+	p.reads++
 	p.mu.Unlock()
 	if hang != nil {
 		select {
@@ -294,6 +296,51 @@ func TestReadsStayWithinTheBudget(t *testing.T) {
 			t.Fatalf("%d bytes held after closing, want the test's own 100", b.Used())
 		}
 		b.Release(100)
+	})
+}
+
+func TestReadsThatAreGivenUpLeaveTheBudget(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newTopic(t, 20)
+		p.setHang(make(chan struct{}))
+		b := budget.New(100)
+		r := New(NewShared(DefaultConfig(true)), Env{Source: p, Acks: p, Budget: b})
+		r.Loaded(0, 20, nil)
+		for _, giveUp := range []func(ConsumerID){r.RemoveConsumer, func(ConsumerID) { r.Close() }} {
+			id := mustAdd(t, r, Consumer{Name: "a"}, &sink{})
+			r.Permits(id, 10)
+			expectReason(t, r, ReasonReading)
+			if b.Used() == 0 {
+				t.Fatal("a read in flight holds nothing")
+			}
+			giveUp(id)
+			if synctest.Wait(); b.Used() != 0 {
+				t.Fatalf("%d bytes stay held", b.Used())
+			}
+		}
+	})
+}
+
+func TestWhatIsAcknowledgedIsNotRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newTopic(t, 1_000_000)
+		if _, err := p.cursor.Ack(0, p.end, cursor.Range{First: 1, End: 999_999}); err != nil {
+			t.Fatal(err)
+		}
+		cfg := DefaultConfig(true)
+		cfg.ReadBytes = 100
+		r := New(NewShared(cfg), Env{Source: p, Acks: p})
+		defer r.Close()
+		r.Loaded(0, p.end, nil)
+		var a sink
+		id := mustAdd(t, r, Consumer{Name: "a"}, &a)
+		r.Permits(id, 1000)
+		expect(t, &a, 0, 999_999)
+		if p.reads > 2 {
+			t.Fatalf("%d reads for two messages", p.reads)
+		}
 	})
 }
 

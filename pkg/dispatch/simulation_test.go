@@ -428,7 +428,7 @@ func TestSimulation(t *testing.T) {
 	for _, kind := range []string{"exclusive", "failover", "shared"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			for seed := range int64(400) {
+			for seed := range int64(200) {
 				if !t.Run(strconv.FormatInt(seed, 10), func(t *testing.T) { runSimulation(t, seed, kind) }) {
 					return
 				}
