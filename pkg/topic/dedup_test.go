@@ -1,0 +1,308 @@
+package topic_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+func TestDuplicates(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: newMemStore()})
+	p := producer(t, tp, "p", true)
+	if p.LastSequence() != -1 || p.Epoch() != 1 {
+		t.Fatalf("a new producer has last sequence %d, epoch %d", p.LastSequence(), p.Epoch())
+	}
+	check(t, send(t, p, batch(t, "p", 0, 3)).wait(t).err)
+
+	// A duplicate of what is stored.
+	if s := send(t, p, batch(t, "p", 0, 3)).wait(t); s.err != nil || !s.Duplicate {
+		t.Fatalf("%+v", s)
+	}
+	// A duplicate of what is under way is done with the first.
+	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	first, again := send(t, p, batch(t, "p", 3, 2)), send(t, p, batch(t, "p", 3, 2))
+	select {
+	case <-again.done:
+		t.Fatal("a duplicate of what is not stored was acknowledged")
+	default:
+	}
+	release()
+	if first.wait(t).err != nil || again.wait(t).err != nil || first.Duplicate || !again.Duplicate || again.Offset != first.Offset {
+		t.Fatalf("%+v and %+v", first, again)
+	}
+	// Batches must be cut as they were.
+	if _, err := trySend(t, p, batch(t, "p", 4, 2)); !errors.Is(err, topic.ErrSequenceOverlap) {
+		t.Fatal(err)
+	}
+	// Sequences may have gaps.
+	check(t, send(t, p, batch(t, "p", 10, 1)).wait(t).err)
+	// Another producer's sequences are its own; one without deduplication may repeat itself.
+	q := producer(t, tp, "q", false)
+	check(t, send(t, q, batch(t, "q", 0, 1)).wait(t).err)
+	check(t, send(t, q, batch(t, "q", 0, 1)).wait(t).err)
+	want := append(sequence("p", 0, 4), "p/10", "q/0", "q/0")
+	if got := values(t, tp, 0); !slices.Equal(got, want) {
+		t.Fatalf("stored %v", got)
+	}
+}
+
+func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	old := producer(t, tp, "p", true)
+	check(t, send(t, old, batch(t, "p", 0, 1)).wait(t).err)
+	fresh, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true)
+	check(t, err)
+	if fresh.Epoch() <= old.Epoch() || fresh.LastSequence() != 0 {
+		t.Fatalf("epoch %d after %d, last sequence %d", fresh.Epoch(), old.Epoch(), fresh.LastSequence())
+	}
+	if _, err := trySend(t, old, batch(t, "p", 1, 1)); !errors.Is(err, topic.ErrProducerFenced) {
+		t.Fatalf("the old incarnation: %v", err)
+	}
+	check(t, send(t, fresh, batch(t, "p", 1, 1)).wait(t).err)
+	if _, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true); !errors.Is(err, topic.ErrProducerFenced) {
+		t.Fatalf("the old incarnation comes back: %v", err)
+	}
+	// The next owner knows the epoch from the log.
+	tp.Shutdown()
+	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	if _, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true); !errors.Is(err, topic.ErrProducerFenced) {
+		t.Fatalf("the old incarnation comes back elsewhere: %v", err)
+	}
+	fresh, err = tp.OpenProducer(t.Context(), "p", fresh.Epoch(), true)
+	check(t, err)
+	if fresh.LastSequence() != 1 {
+		t.Fatalf("last sequence %d", fresh.LastSequence())
+	}
+}
+
+// Retry across a takeover: the client never saw receipts of the last batches, and sends them again to the new owner.
+// Each is stored once, whether the old owner had stored it or not.
+func TestRetryAcrossATakeoverIsStoredOnce(t *testing.T) {
+	t.Parallel()
+	for _, snapshot := range []bool{false, true} {
+		f := newCluster(t, 3)
+		store := newMemStore()
+		tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: store, RollEntries: 6})
+		p := producer(t, tp, "p", true)
+		for i := range 20 {
+			check(t, send(t, p, batch(t, "p", uint64(2*i), 2)).wait(t).err)
+			if snapshot && i == 10 {
+				check(t, tp.Snapshot(t.Context()))
+			}
+		}
+		// Of the next two one reaches the bookies, the other does not; neither is answered.
+		hold := func(at bookieclient.Stage) {
+			f.fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
+				if c.From == "owner-1" && c.Op == bookieclient.OpAdd && c.Stage == at {
+					return bookieclient.Hold
+				}
+				return bookieclient.Deliver
+			})
+		}
+		hold(bookieclient.AtReply)
+		unsure := send(t, p, batch(t, "p", 40, 2))
+		_, err := f.fake.AwaitHeld(t.Context(), 3)
+		check(t, err)
+		hold(bookieclient.AtRequest)
+		lost := send(t, p, batch(t, "p", 42, 2))
+		_, err = f.fake.AwaitHeld(t.Context(), 6)
+		check(t, err)
+
+		fresh := f.openFresh(store)
+		select {
+		case <-unsure.done:
+			t.Fatalf("told of %+v", unsure)
+		case <-lost.done:
+			t.Fatalf("told of %+v", lost)
+		default:
+		}
+		q, err := fresh.OpenProducer(t.Context(), "p", p.Epoch(), true)
+		check(t, err)
+		if q.LastSequence() != 41 {
+			t.Fatalf("the new owner knows sequences up to %d", q.LastSequence())
+		}
+		a := send(t, q, batch(t, "p", 40, 2))
+		b := send(t, q, batch(t, "p", 42, 2))
+		if a.wait(t).err != nil || !a.Duplicate || b.wait(t).err != nil || b.Duplicate {
+			t.Fatalf("%+v, %+v", a, b)
+		}
+		if got := values(t, fresh, 0); !slices.Equal(got, sequence("p", 0, 43)) {
+			t.Fatalf("stored %v", got)
+		}
+		tp.Shutdown()
+		var failed *ledger.AppendError
+		if !errors.As(lost.wait(t).err, &failed) || failed.Outcome != ledger.Unknown {
+			t.Fatalf("the old owner told %v", lost.err)
+		}
+	}
+}
+
+// B25 of the field: a persist fails, its retry must be stored and not be taken for a duplicate.
+func TestTheRetryOfAFailedPersistIsStored(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.setWritable(0, false)
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	p := producer(t, tp, "p", true)
+	for range 3 {
+		if s, err := trySend(t, p, batch(t, "p", 5, 1)); err == nil && s.wait(t).err == nil {
+			t.Fatal("stored without bookies")
+		}
+		eventually(t, "the topic to take up again", func() bool { return tp.Err() == nil })
+	}
+	f.setWritable(0, true)
+	if s := send(t, p, batch(t, "p", 5, 1)).wait(t); s.err != nil || s.Duplicate || s.Offset != 0 {
+		t.Fatalf("%+v", s)
+	}
+	if got := values(t, tp, 0); !slices.Equal(got, []string{"p/5"}) {
+		t.Fatalf("stored %v", got)
+	}
+}
+
+// Trimming forgets nothing: before entries go, a snapshot covers them.
+func TestTrimKeepsWhatDeduplicationNeeds(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store, RollEntries: 3})
+	for i := range 9 {
+		p := producer(t, tp, fmt.Sprint("p", i), true)
+		for s := range 3 {
+			check(t, send(t, p, batch(t, fmt.Sprint("p", i), uint64(s), 1)).wait(t).err)
+		}
+		p.Close()
+		eventually(t, "a roll", func() bool { return len(tp.Chain().Runs()) > i })
+	}
+	// The store fails: then nothing is trimmed, whatever was saved of it.
+	store.fail, store.cut = errors.New("away"), 3
+	if _, freed, err := tp.Trim(t.Context(), topic.TrimPolicy{Floor: tp.Next()}); err == nil || freed > 0 {
+		t.Fatalf("freed %d, %v without a snapshot", freed, err)
+	}
+	store.fail = nil
+	_, freed, err := tp.Trim(t.Context(), topic.TrimPolicy{Floor: tp.Next()})
+	check(t, err)
+	if freed == 0 || tp.Earliest() < 20 {
+		t.Fatalf("freed %d, earliest %d", freed, tp.Earliest())
+	}
+	saves := store.saves
+	_, _, err = tp.Trim(t.Context(), topic.TrimPolicy{Floor: tp.Next()})
+	check(t, err)
+	if store.saves != saves {
+		t.Fatal("a snapshot for nothing")
+	}
+	tp.Shutdown()
+	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	for i := range 9 {
+		p := producer(t, tp, fmt.Sprint("p", i), true)
+		if p.LastSequence() != 2 {
+			t.Fatalf("producer %d: last sequence %d", i, p.LastSequence())
+		}
+		if s := send(t, p, batch(t, fmt.Sprint("p", i), 2, 1)).wait(t); !s.Duplicate {
+			t.Fatalf("producer %d: %+v", i, s)
+		}
+	}
+}
+
+func TestIdleProducersAreForgotten(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	clock := time.UnixMilli(1 << 40)
+	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{IdleAfter: time.Hour, MaxProducers: 3}}
+	tp, err := topic.Open(t.Context(), topic.Env{Chain: f.env(), Now: func() time.Time { return clock }}, f.takeover(), logID, cfg)
+	check(t, err)
+	t.Cleanup(tp.Shutdown)
+	for i := range 6 {
+		p := producer(t, tp, fmt.Sprint("p", i), true)
+		check(t, send(t, p, batch(t, fmt.Sprint("p", i), 7, 1)).wait(t).err)
+		if i > 0 {
+			p.Close()
+		}
+		clock = clock.Add(time.Second)
+		if i == 2 {
+			check(t, tp.Snapshot(t.Context()))
+			if len(store.records) != 4 {
+				t.Fatalf("%d records for 3 producers", len(store.records))
+			}
+		}
+	}
+	check(t, tp.Snapshot(t.Context()))
+	// p0 is open; of the others the newest two stay.
+	if len(store.records) != 4 {
+		t.Fatalf("%d records: %v", len(store.records), store.records)
+	}
+	clock = clock.Add(2 * time.Hour)
+	check(t, tp.Snapshot(t.Context()))
+	if len(store.records) != 2 {
+		t.Fatalf("%d records after all but one were idle", len(store.records))
+	}
+	if p := producer(t, tp, "p5", true); p.LastSequence() != -1 {
+		t.Fatalf("a forgotten producer has last sequence %d", p.LastSequence())
+	}
+}
+
+func TestSnapshotsAreDueAndSpareTheNextOwner(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{SnapshotEntries: 10}}
+	tp := f.open(f.takeover(), nil, cfg)
+	p := producer(t, tp, "p", true)
+	for i := range 10 {
+		if tp.SnapshotDue() {
+			t.Fatalf("due after %d messages", i)
+		}
+		check(t, send(t, p, batch(t, "p", uint64(i), 1)).wait(t).err)
+	}
+	if !tp.SnapshotDue() {
+		t.Fatal("not due")
+	}
+	check(t, tp.Snapshot(t.Context()))
+	if tp.SnapshotDue() {
+		t.Fatal("due again")
+	}
+	check(t, send(t, p, batch(t, "p", 10, 1)).wait(t).err)
+	check(t, tp.Close(t.Context()))
+	if store.saves != 2 {
+		t.Fatalf("%d snapshots, one of them at the end", store.saves)
+	}
+	before := len(f.fake.Calls())
+	tp = f.open(f.takeover(), nil, cfg)
+	if q := producer(t, tp, "p", true); q.LastSequence() != 10 {
+		t.Fatalf("last sequence %d", q.LastSequence())
+	}
+	for _, c := range f.fake.Calls()[before:] {
+		if c.Op == bookieclient.OpRead {
+			t.Fatal("entries were read although the snapshot covers all")
+		}
+	}
+}
+
+func TestADamagedSnapshotIsRefusedForDeduplicationAlone(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	p := producer(t, tp, "p", false)
+	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
+	tp.Shutdown()
+	store.records["\x01p"] = []byte{99, 1, 2}
+	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	var damaged *topic.SnapshotError
+	if _, err := tp.OpenProducer(t.Context(), "p", 0, true); !errors.As(err, &damaged) {
+		t.Fatal(err)
+	}
+	p = producer(t, tp, "p", false)
+	check(t, send(t, p, batch(t, "p", 1, 1)).wait(t).err)
+}

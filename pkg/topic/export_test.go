@@ -1,0 +1,10 @@
+package topic
+
+import (
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+// Victims is the pure part of Trim.
+func (p TrimPolicy) Victims(runs []meta.Run, now time.Time) int { return p.victims(runs, now) }

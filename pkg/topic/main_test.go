@@ -1,0 +1,353 @@
+package topic_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/budget"
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/frame"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+// etcd is shared by all tests; each uses a cluster of its own.
+var etcd *embedetcd.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "topic-test-")
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		if etcd, err = embedetcd.Start(context.Background(), embedetcd.Config{Dir: dir, UnsafeNoFsync: true}); err != nil {
+			panic(err)
+		}
+		code := m.Run()
+		if err := etcd.Close(); err != nil {
+			panic(err)
+		}
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}())
+}
+
+const (
+	bundle = meta.BundleID("public/default/3")
+	logID  = meta.ChainID("topic/00000000-0000-0000-0000-000000000001/0/data")
+)
+
+var clusters atomic.Int64
+
+// cluster is a metadata store, bookies, and the present owner of one bundle.
+type cluster struct {
+	t      testing.TB
+	store  *meta.Store
+	meta   *faultyMeta
+	fake   *bookieclient.Fake
+	ticker *ledger.Ticker
+	ids    *chain.IDs
+	owners int
+	budget *budget.Budget
+
+	mu         sync.Mutex
+	candidates []ledger.Candidate
+}
+
+func newCluster(t testing.TB, bookies int) *cluster {
+	t.Helper()
+	f := &cluster{t: t, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
+	t.Cleanup(func() {
+		f.fake.Close()
+		f.ticker.Close()
+	})
+	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
+	_, err := f.store.EnsureCluster(t.Context())
+	check(t, err)
+	f.budget = budget.New(1 << 20)
+	f.meta = &faultyMeta{Metadata: f.store}
+	f.ids = chain.NewIDs(f.store, 0)
+	for _, b := range bookieclient.FakeUUIDs(bookies) {
+		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
+	}
+	return f
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takeover makes a new broker the owner of the bundle.
+func (f *cluster) takeover() meta.Guard {
+	f.t.Helper()
+	lease, err := etcd.Client().Grant(f.t.Context(), 600)
+	check(f.t, err)
+	now, err := f.store.GetOwner(f.t.Context(), bundle)
+	if err != nil && !errors.Is(err, meta.ErrNotFound) {
+		f.t.Fatal(err)
+	}
+	expect := meta.ExpectNone()
+	if now.Broker != "" {
+		expect = meta.ExpectOwner(now)
+	}
+	f.owners++
+	id := fmt.Sprintf("b%d", f.owners)
+	o, err := f.store.TakeBundle(f.t.Context(), bundle, meta.BrokerInfo{ID: id, URL: "penstock://" + id + ":7650"}, lease.ID, expect)
+	check(f.t, err)
+	return meta.Guard{Bundle: bundle, Epoch: o.Epoch}
+}
+
+func (f *cluster) setWritable(n int, on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.candidates[n].Writable = on
+}
+
+func (f *cluster) env() chain.Env {
+	return chain.Env{
+		Ledger: ledger.Env{
+			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
+			Candidates: func() []ledger.Candidate {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return append([]ledger.Candidate(nil), f.candidates...)
+			},
+			Config: ledger.Config{
+				SuspectAfter: 50 * time.Millisecond, DelayedChange: 50 * time.Millisecond, RetryAfter: 10 * time.Millisecond,
+				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
+			},
+		},
+		Meta: f.meta, IDs: f.ids,
+	}
+}
+
+// faultyMeta is the metadata store with a valve.
+type faultyMeta struct {
+	chain.Metadata
+	mu     sync.Mutex
+	fail   error        // of every call
+	before func(string) // each transaction
+	after  func(string) error
+}
+
+func (m *faultyMeta) set(fail error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail = fail
+}
+
+func (m *faultyMeta) hooks(before func(string), after func(string) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.before, m.after = before, after
+}
+
+func (m *faultyMeta) enter(op string) (func(string) error, error) {
+	m.mu.Lock()
+	fail, before, after := m.fail, m.before, m.after
+	m.mu.Unlock()
+	if before != nil {
+		before(op)
+	}
+	return after, fail
+}
+
+func (m *faultyMeta) GetChain(ctx context.Context, id meta.ChainID) (meta.Chain, error) {
+	if _, err := m.enter("get chain"); err != nil {
+		return meta.Chain{}, err
+	}
+	return m.Metadata.GetChain(ctx, id)
+}
+
+func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
+	after, err := m.enter("open")
+	if err != nil {
+		return meta.Chain{}, meta.Ledger{}, err
+	}
+	c, l, err = m.Metadata.OpenLedger(ctx, g, c, l, closing)
+	if after != nil && err == nil {
+		err = after("open")
+	}
+	return c, l, err
+}
+
+func (m *faultyMeta) CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error) {
+	if _, err := m.enter("close"); err != nil {
+		return meta.Chain{}, meta.Ledger{}, err
+	}
+	return m.Metadata.CloseLedger(ctx, g, c, closing)
+}
+
+// eventually waits for what nothing announces.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// memStore is a snapshot store in memory.
+type memStore struct {
+	mu      sync.Mutex
+	records map[string][]byte
+	saves   int
+	fail    error
+	cut     int // of a failing save, how many records are kept
+}
+
+func newMemStore() *memStore { return &memStore{records: map[string][]byte{}} }
+
+func (s *memStore) Load(context.Context) ([]topic.Record, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []topic.Record
+	for k, v := range s.records {
+		out = append(out, topic.Record{Key: []byte(k), Value: v})
+	}
+	return out, nil
+}
+
+func (s *memStore) Save(_ context.Context, records []topic.Record) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.saves++
+	if s.fail != nil {
+		records = records[:min(s.cut, len(records))]
+	}
+	for _, r := range records {
+		if r.Delete {
+			delete(s.records, string(r.Key))
+		} else {
+			s.records[string(r.Key)] = r.Value
+		}
+	}
+	return s.fail
+}
+
+// open opens the topic for the present owner.
+func (f *cluster) open(guard meta.Guard, cache *topic.Cache, cfg topic.Config) *topic.Topic {
+	f.t.Helper()
+	tp, err := topic.Open(f.t.Context(), topic.Env{Chain: f.env(), Cache: cache, Budget: f.budget}, guard, logID, cfg)
+	check(f.t, err)
+	f.t.Cleanup(tp.Shutdown)
+	return tp
+}
+
+// batch is a frame of n messages from sequence first on, whose values are the producer's name and the sequence.
+func batch(t testing.TB, producer string, first uint64, n int) topic.Batch {
+	t.Helper()
+	var payload []byte
+	for i := range n {
+		payload = frame.AppendMessage(payload, &frame.Message{
+			Sequence: first + uint64(i), Value: fmt.Appendf(nil, "%s/%d", producer, first+uint64(i)),
+		})
+	}
+	b := frame.Append(nil, &frame.Header{Producer: producer, Sequence: first, PublishTime: 5, Count: n}, payload)
+	parsed, err := frame.Parse(b, frame.DefaultLimits())
+	check(t, err)
+	return topic.Batch{Frame: b, Parsed: &parsed}
+}
+
+// sent is what became of a batch.
+type sent struct {
+	topic.Receipt
+	err  error
+	done chan struct{}
+}
+
+func (s *sent) wait(t testing.TB) *sent {
+	t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("a batch is never done")
+	}
+	return s
+}
+
+// send appends a batch and returns at once.
+func send(t testing.TB, p *topic.Producer, b topic.Batch) *sent {
+	t.Helper()
+	s, err := trySend(t, p, b)
+	check(t, err)
+	return s
+}
+
+func trySend(t testing.TB, p *topic.Producer, b topic.Batch) (*sent, error) {
+	s := &sent{done: make(chan struct{})}
+	b.Done = func(r topic.Receipt, err error) {
+		s.Receipt, s.err = r, err
+		close(s.done)
+	}
+	return s, p.Append(t.Context(), b)
+}
+
+func producer(t testing.TB, tp *topic.Topic, name string, dedup bool) *topic.Producer {
+	t.Helper()
+	p, err := tp.OpenProducer(t.Context(), name, 0, dedup)
+	check(t, err)
+	return p
+}
+
+// values reads all messages from an offset on, and checks that offsets are contiguous.
+func values(t testing.TB, tp *topic.Topic, from entry.Offset) []string {
+	t.Helper()
+	r := tp.NewReader(from)
+	next := from
+	var out []string
+	for {
+		es, err := r.Read(t.Context(), 1<<62, 500)
+		check(t, err)
+		if len(es) == 0 {
+			if next != tp.Next() {
+				t.Fatalf("read up to offset %d of %d", next, tp.Next())
+			}
+			return out
+		}
+		for _, e := range es {
+			if e.Envelope.Base > next {
+				t.Fatalf("entry %v has offset %d, expected %d", e.Position, e.Envelope.Base, next)
+			}
+			f, err := frame.Parse(e.Frame, frame.DefaultLimits())
+			check(t, err)
+			i := e.Envelope.Base
+			for m, err := range f.Messages(f.Payload) {
+				check(t, err)
+				if i >= next {
+					out = append(out, string(m.Value))
+				}
+				i++
+			}
+			next = e.Envelope.Base + entry.Offset(e.Envelope.Span)
+		}
+	}
+}
+
+// openFresh opens the topic for a new owner.
+func (f *cluster) openFresh(store topic.SnapshotStore) *topic.Topic {
+	f.t.Helper()
+	return f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+}
