@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -254,39 +255,73 @@ func (r *recovery) cleanUp(m *manifest) error {
 	return nil
 }
 
-// openSegments opens what is sealed and scans what is not, newest first: each tells how much of the one before it
-// must be there.
+// maxScans is how many segments are opened or scanned at once: the disk and the checksums take turns otherwise.
+const maxScans = 4
+
+// openSegments opens what is sealed and scans what is not. Each segment tells how much of the one before it must be
+// there. They are scanned side by side nevertheless, as if nothing was known of that, and one whose verdict it can
+// change is scanned again.
 func (r *recovery) openSegments(ctx context.Context, m *manifest) error {
-	var durable int64
-	next := uint64(0)
-	for _, listed := range slices.Backward(m.segments) {
-		if err := ctx.Err(); err != nil {
+	found := make([]*recovered, len(m.segments))
+	g, scanCtx := errgroup.WithContext(ctx)
+	g.SetLimit(maxScans)
+	for i := range slices.Backward(m.segments) {
+		g.Go(func() error {
+			if err := scanCtx.Err(); err != nil {
+				return err
+			}
+			f, err := r.openSegment(m.segments[i], 0)
+			found[i] = f
 			return err
-		}
-		if next != listed.sequence+1 {
-			durable = 0
-		}
-		f, err := r.openSegment(listed, durable)
-		if err != nil {
-			return err
-		}
-		next = listed.sequence
-		if f == nil {
-			durable = 0
-			r.all = true
-			r.lost = append(r.lost, listed)
+		})
+	}
+	err := g.Wait()
+	for i, f := range slices.Backward(found) {
+		switch {
+		case f == nil:
+			if err == nil {
+				r.all = true
+				r.lost = append(r.lost, m.segments[i])
+			}
 			continue
-		}
-		if f.reader != nil {
-			durable = f.reader.PrevDurable()
-		} else {
-			durable = f.scan.PrevDurable
-			r.noteDamage(f)
+		case err == nil && f.scan != nil:
+			durable := int64(0)
+			if i+1 < len(found) && found[i+1] != nil && found[i+1].seg.seq == f.seg.seq+1 {
+				durable = found[i+1].prevDurable()
+			}
+			if f, err = r.judge(f, m.segments[i], durable); err != nil {
+				return err
+			}
+			found[i] = f
 		}
 		r.found = append(r.found, f)
 	}
 	slices.Reverse(r.found)
-	return nil
+	return err
+}
+
+// judge returns a scan whose verdict takes in how much of the segment was durable.
+func (r *recovery) judge(f *recovered, listed manifestSegment, durable int64) (*recovered, error) {
+	if durable > f.scan.End || f.scan.Corrupt != nil {
+		again, err := r.openSegment(listed, durable)
+		if err != nil {
+			return nil, err
+		}
+		if again == nil {
+			return nil, fmt.Errorf("segment %s was readable and is no more", f.seg.path)
+		}
+		f = again
+	}
+	r.noteDamage(f)
+	return f, nil
+}
+
+// prevDurable is how much of the segment before was durable, as far as this one knows.
+func (f *recovered) prevDurable() int64 {
+	if f.reader != nil {
+		return f.reader.PrevDurable()
+	}
+	return f.scan.PrevDurable
 }
 
 // openSegment returns nil without an error for a segment that is lost.
