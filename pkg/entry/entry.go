@@ -6,7 +6,6 @@
 package entry
 
 import (
-	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -151,8 +150,13 @@ func UpdateCRC32C(crc uint32, b []byte) uint32 { return crc32.Update(crc, castag
 // id (8 bytes each, big endian) and the body (envelope and frame). The piggybacked LAC is outside, since
 // recovery rewrites it. Every bookie checks it before it acknowledges, every reader after it has read.
 func Checksum(l LedgerID, e EntryID, body []byte) uint32 {
-	var id [16]byte
-	binary.BigEndian.PutUint64(id[:8], uint64(l))
-	binary.BigEndian.PutUint64(id[8:], uint64(e)) // two's complement is the format
-	return crc32.Update(crc32.Checksum(id[:], castagnoli), castagnoli, body)
+	// The ids byte by byte: as a slice they would be allocated, since the package's assembly lets it escape.
+	crc := ^uint32(0)
+	for shift := 56; shift >= 0; shift -= 8 {
+		crc = castagnoli[byte(crc)^byte(l>>shift)] ^ crc>>8
+	}
+	for shift := 56; shift >= 0; shift -= 8 {
+		crc = castagnoli[byte(crc)^byte(e>>shift)] ^ crc>>8
+	}
+	return crc32.Update(^crc, castagnoli, body)
 }

@@ -50,9 +50,22 @@ func TestChecksumCoversIdentityAndBody(t *testing.T) {
 			t.Errorf("%s has the same checksum", name)
 		}
 	}
+	// As specified: CRC32C over the ids, big endian, and the body.
+	ids := []byte{0, 0, 0, 0, 0, 0, 1, 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe}
+	if got, want := entry.Checksum(0x102, -2, body), entry.UpdateCRC32C(entry.CRC32C(ids), body); got != want {
+		t.Errorf("checksum is %#x, want %#x", got, want)
+	}
 	// CRC32C check value of "123456789", from RFC 3720 and the catalogue of parametrised CRCs.
 	if got := entry.CRC32C([]byte("123456789")); got != 0xe3069283 {
 		t.Errorf("CRC32C is %#x, want 0xe3069283", got)
+	}
+}
+
+// It is computed for every entry, several times.
+func TestChecksumAllocatesNothing(t *testing.T) { //nolint:paralleltest // AllocsPerRun counts for the process
+	body := []byte("body")
+	if n := testing.AllocsPerRun(10, func() { entry.Checksum(1, 2, body) }); n != 0 {
+		t.Errorf("%v allocations", n)
 	}
 }
 
