@@ -243,6 +243,9 @@ func (b *base) acked(id ConsumerID, r cursor.Range) {
 	if b.reading != nil {
 		b.ackedSince.Add(r)
 	}
+	if r.Contains(b.pos) {
+		b.pos = r.End // expired or evicted: there is nothing to read, so it need not wait for permits
+	}
 }
 
 // SeekDone implements [Core].

@@ -27,7 +27,7 @@ type topic struct {
 	cursor *cursor.Cursor
 	hang   chan struct{} // not nil: reads wait for it
 	reads  int
-	ended  int           // reads that ended with their context
+	ended  int // reads that ended with their context
 }
 
 func newTopic(tb testing.TB, end entry.Offset) *topic {

@@ -19,6 +19,7 @@ type simulation struct {
 	*world
 	rng     *rand.Rand
 	cfg     Config
+	fresh   func() Core
 	ordered bool
 	live    []*simConsumer
 	active  *simConsumer // of ordered types
@@ -217,10 +218,16 @@ func (s *simulation) step() bool {
 		s.reading = &req
 	case ActionSend:
 		s.deliver(a.Consumer, a.Deliveries)
+	case ActionRetries:
+		for _, r := range a.Retries {
+			if _, err := s.acks.SetRetry(s.acks.Generation(), s.end, r.Range, r.ForCursor()); err != nil {
+				s.t.Fatal(err)
+			}
+		}
 	case ActionWait:
 		s.waiting(a)
 		return false
-	default: // what is told to consumers and the cursor changes nothing here
+	default: // what is told to consumers changes nothing here
 	}
 	return true
 }
@@ -266,6 +273,25 @@ func heldBy(c *simConsumer) []entry.Offset {
 	}
 	slices.Sort(all)
 	return all
+}
+
+// restart begins anew from what the cursor remembers, as another broker would.
+func (s *simulation) restart() {
+	s.core = s.fresh()
+	s.live, s.active, s.reading, s.stale, s.paused = nil, nil, nil, nil, false
+	clear(s.delayed)
+	s.hold = time.Time{}
+	for r, retry := range s.acks.Retries().All() {
+		if at := time.UnixMilli(retry.NotBefore); at.After(s.now) {
+			if at.After(s.hold) {
+				s.hold = at
+			}
+			for o := r.First; o < r.End && !s.ordered; o++ {
+				s.delayed[o] = at
+			}
+		}
+	}
+	s.core.Loaded(s.acks.Floor(), s.end, FromCursor(s.acks.Retries()), s.now)
 }
 
 // event lets something happen.
@@ -351,7 +377,11 @@ func (s *simulation) event(failover bool) {
 				clear(c.held)
 			}
 		}
-	case n < 93:
+	case n < 92:
+		if s.rng.Intn(4) == 0 {
+			s.restart()
+		}
+	case n < 94:
 		s.paused = !s.paused
 		s.core.Paused(map[bool]string{true: "a test", false: ""}[s.paused])
 	default:
@@ -368,13 +398,15 @@ func runSimulation(t *testing.T, seed int64, kind string) {
 		cfg.MaxUnackedPerConsumer = uint64(rng.Intn(12))
 		cfg.MaxUnackedPerSubscription = uint64(rng.Intn(20))
 	}
-	core := map[string]func(Config) Core{"exclusive": NewExclusive, "failover": NewFailover, "shared": NewShared}[kind](cfg)
+	fresh := func() Core {
+		return map[string]func(Config) Core{"exclusive": NewExclusive, "failover": NewFailover, "shared": NewShared}[kind](cfg)
+	}
 	s := &simulation{
-		world: newWorld(t, core, uint32(1+rng.Intn(4))), rng: rng, cfg: cfg, ordered: kind != "shared",
+		world: newWorld(t, fresh(), uint32(1+rng.Intn(4))), fresh: fresh, rng: rng, cfg: cfg, ordered: kind != "shared",
 		delayed: map[entry.Offset]time.Time{},
 	}
 	failover := kind == "failover"
-	core.Loaded(0, 0, nil, s.now)
+	s.core.Loaded(0, 0, nil, s.now)
 	for range 500 {
 		switch s.rng.Intn(4) {
 		case 0, 1:
@@ -386,11 +418,11 @@ func runSimulation(t *testing.T, seed int64, kind string) {
 		}
 	}
 	// Heal: with a consumer, permits and acknowledgements, everything gets acknowledged.
-	core.Paused("")
+	s.core.Paused("")
 	s.paused = false
 	if len(s.live) == 0 {
 		c := &simConsumer{Consumer: Consumer{ID: s.last + 1, Name: "healer"}, held: map[entry.Offset]bool{}}
-		if err := core.ConsumerAdded(c.Consumer, s.now); err != nil {
+		if err := s.core.ConsumerAdded(c.Consumer, s.now); err != nil {
 			t.Fatal(err)
 		}
 		s.live = append(s.live, c)
@@ -398,11 +430,11 @@ func runSimulation(t *testing.T, seed int64, kind string) {
 	}
 	for round := 0; s.acks.Floor() < s.end; round++ {
 		if round > 2000 {
-			t.Fatalf("stuck: %+v", core.Status(s.now))
+			t.Fatalf("stuck: %+v", s.core.Status(s.now))
 		}
 		for _, c := range s.live {
 			c.permits += 10
-			core.Permits(c.ID, 10)
+			s.core.Permits(c.ID, 10)
 		}
 		for s.step() {
 			s.answer()
@@ -415,10 +447,15 @@ func runSimulation(t *testing.T, seed int64, kind string) {
 		}
 		s.now = s.now.Add(time.Second)
 	}
-	for s.step() {
-		s.answer()
+	for _, c := range s.live { // what was acknowledged unseen is passed over once there are permits
+		c.permits += 1000
+		s.core.Permits(c.ID, 1000)
 	}
-	if status := core.Status(s.now); status.Reason != ReasonNoData || status.Unacked+status.Redelivery+status.Delayed > 0 {
+	for s.step() || s.core.Status(s.now).Reason == ReasonReadFailed {
+		s.answer()
+		s.now = s.now.Add(time.Second)
+	}
+	if status := s.core.Status(s.now); status.Reason != ReasonNoData || status.Unacked+status.Redelivery+status.Delayed > 0 {
 		t.Fatalf("all is acknowledged, but %+v", status)
 	}
 }

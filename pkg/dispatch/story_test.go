@@ -443,6 +443,22 @@ func TestStorageTroubleIsToldAndTriedAgain(t *testing.T) {
 	`)
 }
 
+func TestExpiryLeavesNothingToWaitFor(t *testing.T) {
+	t.Parallel()
+	for _, core := range []Core{NewExclusive(DefaultConfig(false)), NewShared(DefaultConfig(true))} {
+		newWorld(t, core).story(`
+			publish 10    => (no-consumers)
+			load          => (no-consumers)
+			add A         => (no-permits)
+			permits A 3   => A:0 A:1 A:2 (no-permits)
+			ack nobody 0-7 => (no-permits)
+			ack nobody 8-9 => (no-data)
+			publish 11    => (no-permits)
+			permits A 1   => A:10 (no-data)
+		`)
+	}
+}
+
 func TestAckThatCrossesAReadIsNotDelivered(t *testing.T) {
 	t.Parallel()
 	for name, core := range map[string]Core{"exclusive": NewExclusive(DefaultConfig(false)), "shared": NewShared(DefaultConfig(true))} {
