@@ -244,6 +244,19 @@ func (c *Cache) Topics(namespace string) []Topic {
 	return all
 }
 
+// DeletingTopics returns the topics that are being deleted, in any order.
+func (c *Cache) DeletingTopics() []Topic {
+	var all []Topic
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	for _, t := range c.state.topics {
+		if t.Deleting {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
 // errResync says that the watch can't go on from where it was.
 var errResync = errors.New("read everything again")
 
@@ -426,8 +439,7 @@ func (st *cacheState) apply(rest string, kv *mvccpb.KeyValue, deleted bool) (Kin
 		})
 	case "topics":
 		return KindTopics, update(st.topics, name, deleted, func() (Topic, error) {
-			t, _, err := decodeTopic(key, name, kv.Value, kv.ModRevision)
-			return t, err
+			return decodeTopic(key, name, kv.Value, kv.ModRevision)
 		})
 	}
 	return kinds, nil // of a newer version

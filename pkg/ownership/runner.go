@@ -159,6 +159,9 @@ func (r *Runner) Locate(ctx context.Context, id meta.BundleID) Route {
 	}
 }
 
+// Want has the bundle taken by whichever broker should, if that is this one and nobody owns it. It does not wait.
+func (r *Runner) Want(id meta.BundleID) { r.step(Wanted{Bundle: id}) }
+
 // Fenced says that serving under g met a newer owner.
 func (r *Runner) Fenced(g meta.Guard) { r.step(Fenced{Bundle: g.Bundle, Epoch: g.Epoch}) }
 

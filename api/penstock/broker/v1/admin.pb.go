@@ -470,10 +470,10 @@ type DescribeTopicResponse struct {
 	Subscriptions []string `protobuf:"bytes,11,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"`
 	// Bytes that the last takeover of this topic wrote again from the tail of its open ledger.
 	RecoveredTailBytes uint64 `protobuf:"varint,12,opt,name=recovered_tail_bytes,json=recoveredTailBytes,proto3" json:"recovered_tail_bytes,omitempty"`
-	// Bytes of closed ledgers that the last takeover copied; 0 by design.
-	RecoveredClosedBytes uint64 `protobuf:"varint,13,opt,name=recovered_closed_bytes,json=recoveredClosedBytes,proto3" json:"recovered_closed_bytes,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Number of connected consumers and readers.
+	Consumers     uint32 `protobuf:"varint,13,opt,name=consumers,proto3" json:"consumers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeTopicResponse) Reset() {
@@ -590,9 +590,9 @@ func (x *DescribeTopicResponse) GetRecoveredTailBytes() uint64 {
 	return 0
 }
 
-func (x *DescribeTopicResponse) GetRecoveredClosedBytes() uint64 {
+func (x *DescribeTopicResponse) GetConsumers() uint32 {
 	if x != nil {
-		return x.RecoveredClosedBytes
+		return x.Consumers
 	}
 	return 0
 }
@@ -3482,7 +3482,7 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"end_offset\x18\x03 \x01(\x04R\tendOffset\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\x12\x14\n" +
-	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"\xdf\x03\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\"\xc7\x03\n" +
 	"\x15DescribeTopicResponse\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
@@ -3500,8 +3500,8 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\tproducers\x18\n" +
 	" \x03(\tR\tproducers\x12$\n" +
 	"\rsubscriptions\x18\v \x03(\tR\rsubscriptions\x120\n" +
-	"\x14recovered_tail_bytes\x18\f \x01(\x04R\x12recoveredTailBytes\x124\n" +
-	"\x16recovered_closed_bytes\x18\r \x01(\x04R\x14recoveredClosedBytes\"@\n" +
+	"\x14recovered_tail_bytes\x18\f \x01(\x04R\x12recoveredTailBytes\x12\x1c\n" +
+	"\tconsumers\x18\r \x01(\rR\tconsumers\"@\n" +
 	"\x12DeleteTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x15\n" +

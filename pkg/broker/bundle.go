@@ -1,0 +1,263 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/statelog"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+// Pauses between attempts to open a state log or a topic.
+const (
+	openPauseMin = 20 * time.Millisecond
+	openPauseMax = 2 * time.Second
+)
+
+// bundle is one bundle while it is served here: its guard, its state log, and the topics that somebody uses. Its life
+// ends before or with its ownership; everything under it ends first.
+type bundle struct {
+	b     *Broker
+	guard meta.Guard
+
+	life context.Context //nolint:containedctx // the time that the bundle is served here
+	end  context.CancelFunc
+	run  sync.WaitGroup
+
+	stateReady chan struct{} // closed once state is set
+	state      *statelog.Log
+
+	mu      sync.Mutex
+	closing bool // no topic is opened any more
+	next    string
+	topics  map[string]*slot // by full name of topic or partition
+}
+
+// slot is a topic that is being opened, or is open.
+type slot struct {
+	ready chan struct{} // closed once t or err is set
+	t     *servedTopic
+	err   error
+}
+
+func newBundle(b *Broker, g meta.Guard) *bundle {
+	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}}
+	u.life, u.end = context.WithCancel(b.life)
+	u.run.Go(u.keepState)
+	return u
+}
+
+// keepState opens the state log, which ends what the former owner may confirm, and gives the bundle up when it is
+// lost.
+func (u *bundle) keepState() {
+	pause := openPauseMin
+	for {
+		log, err := statelog.Open(u.life, u.b.stateEnv, u.guard, u.guard.Bundle, statelog.Config{Replication: u.b.stateReplication(u.guard.Bundle)})
+		if err == nil {
+			u.state = log
+			close(u.stateReady)
+			break
+		}
+		switch {
+		case u.life.Err() != nil:
+			return
+		case lostOwnership(err):
+			u.b.owner.Fenced(u.guard)
+			return
+		}
+		u.b.log.Warn("state log of bundle could not be opened; trying again", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "pause", pause, "error", err)
+		if !sleep(u.life, pause) {
+			return
+		}
+		pause = min(2*pause, openPauseMax)
+	}
+	select {
+	case <-u.life.Done():
+	case <-u.state.Lost():
+		u.b.log.Warn("state log of bundle is lost", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "error", u.state.Err())
+		u.b.owner.Fenced(u.guard)
+	}
+}
+
+// lostOwnership reports whether err proves that another broker has the bundle.
+func lostOwnership(err error) bool { return errors.Is(err, meta.ErrEpoch) }
+
+// stateLog returns the bundle's state log, waiting until it is open.
+func (u *bundle) stateLog(ctx context.Context) (*statelog.Log, error) {
+	select {
+	case <-u.stateReady:
+		return u.state, nil
+	default:
+	}
+	select {
+	case <-u.stateReady:
+		return u.state, nil
+	case <-u.life.Done():
+		return nil, u.moved(string(u.guard.Bundle))
+	case <-ctx.Done():
+		return nil, unavailable("open state log of bundle", string(u.guard.Bundle), ctx.Err())
+	}
+}
+
+// moved says where a topic of the bundle is to be looked for, once the bundle is not served here any more.
+func (u *bundle) moved(name string) *movedError {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return &movedError{topic: name, bundle: u.guard.Bundle, url: u.next}
+}
+
+// open returns a topic of the bundle, opening it on first use. The opening goes on when ctx ends.
+func (u *bundle) open(ctx context.Context, r resolved, producing bool) (*servedTopic, error) {
+	name := r.name.String()
+	u.mu.Lock()
+	if u.closing {
+		u.mu.Unlock()
+		return nil, u.moved(name)
+	}
+	s, ok := u.topics[name]
+	if !ok {
+		s = &slot{ready: make(chan struct{})}
+		u.topics[name] = s
+		u.run.Go(func() { u.fill(s, r, producing) })
+	}
+	u.mu.Unlock()
+	select {
+	case <-s.ready:
+		return s.t, s.err
+	case <-ctx.Done():
+		return nil, unavailable("open topic", name, ctx.Err())
+	}
+}
+
+// fill opens the topic of a slot. A slot that failed is removed, so that the next use tries again.
+func (u *bundle) fill(s *slot, r resolved, producing bool) {
+	t, err := u.openTopic(r, producing)
+	if err != nil && lostOwnership(err) {
+		u.b.owner.Fenced(u.guard)
+	}
+	u.mu.Lock()
+	if err != nil {
+		delete(u.topics, r.name.String())
+	}
+	s.t, s.err = t, err
+	u.mu.Unlock()
+	close(s.ready)
+}
+
+func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
+	replication, err := u.b.policies(r.name.NamespaceName()).Replication(u.b.cfg.Replication)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the policy
+	}
+	t := &servedTopic{u: u, resolved: r, producers: map[*publisher]struct{}{}, done: make(chan struct{})}
+	t.subs.init(t)
+	t.log, err = topic.Open(u.life, u.b.topicEnv, u.guard, r.chain(), topic.Config{
+		Replication: replication, RollBytes: u.b.cfg.RollBytes, RollAge: u.b.cfg.RollAge, OpenNow: producing,
+		Snapshots: &snapshots{t: t},
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // chain.Open says what failed
+	}
+	return t, nil
+}
+
+// forget removes a topic that is no longer served, if it is still the one in its slot.
+func (u *bundle) forget(t *servedTopic) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if s, ok := u.topics[t.name.String()]; ok && s.t == t {
+		delete(u.topics, t.name.String())
+	}
+}
+
+// opened returns the topics that are open now.
+func (u *bundle) opened() []*servedTopic {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	out := make([]*servedTopic, 0, len(u.topics))
+	for _, s := range u.topics {
+		if s.t != nil {
+			out = append(out, s.t)
+		}
+	}
+	return out
+}
+
+// shut lets nothing new in, and waits for what is being opened.
+func (u *bundle) shut(next string) []*servedTopic {
+	u.mu.Lock()
+	u.closing, u.next = true, next
+	slots := make([]*slot, 0, len(u.topics))
+	for _, s := range u.topics {
+		slots = append(slots, s)
+	}
+	u.mu.Unlock()
+	topics := make([]*servedTopic, 0, len(slots))
+	for _, s := range slots {
+		<-s.ready
+		if s.t != nil {
+			topics = append(topics, s.t)
+		}
+	}
+	return topics
+}
+
+// handOver closes topics and state log in good order, then tells clients to go to next.
+func (u *bundle) handOver(ctx context.Context, next string) {
+	var closing sync.WaitGroup
+	for _, t := range u.shut(next) {
+		closing.Go(func() { t.close(ctx, next) })
+	}
+	closing.Wait()
+	select {
+	case <-u.stateReady:
+		if err := u.state.Close(ctx); err != nil {
+			u.b.log.Warn("state log of bundle could not be closed; the next owner recovers it", "bundle", u.guard.Bundle, "error", err)
+		}
+	default:
+	}
+	u.end()
+	u.run.Wait()
+}
+
+// drop lets go of everything at once: another broker has the bundle, or the process ends.
+func (u *bundle) drop(next string) {
+	u.mu.Lock()
+	u.closing, u.next = true, next
+	u.mu.Unlock()
+	u.end() // first of all; openings fail with it
+	for _, t := range u.shut(next) {
+		t.drop(next)
+	}
+	u.run.Wait()
+	select {
+	case <-u.stateReady:
+		u.state.Shutdown()
+	default:
+	}
+}
+
+// topicLost gives up a topic whose log is lost, or the whole bundle if that proves a newer owner.
+func (u *bundle) topicLost(t *servedTopic) {
+	err := t.log.Err()
+	u.b.log.Warn("topic is lost", "topic", t.name, "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "error", err)
+	if lostOwnership(err) {
+		u.b.owner.Fenced(u.guard)
+		return // Stop drops the topic
+	}
+	t.drop(u.b.cfg.Self.URL)
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,128 @@
+package broker
+
+import (
+	"context"
+	"time"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+// keepHouse applies retention, expiry, quotas and snapshots to the open topics, again and again. A topic that nobody
+// uses is not open, costs nothing, and is looked at when it is used again.
+func (b *Broker) keepHouse(ctx context.Context) {
+	ticker := time.NewTicker(b.cfg.HousekeepingEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, u := range b.all() {
+			for _, t := range u.opened() {
+				t.tidy(u.life)
+			}
+		}
+	}
+}
+
+// tidy looks after one topic. What fails is tried again next time.
+func (t *servedTopic) tidy(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	policies := t.u.b.policies(t.name.NamespaceName())
+	for _, step := range []struct {
+		what string
+		do   func(context.Context, meta.Policies) error
+	}{
+		{"expire messages", t.applyTTL},
+		{"apply the backlog quota", t.applyQuota},
+		{"snapshot producers' sequences", t.snapshotProducers},
+		{"trim", t.trim},
+	} {
+		if err := step.do(ctx, policies); err != nil && ctx.Err() == nil {
+			t.u.b.log.Warn("housekeeping failed; trying again", "what", step.what, "topic", t.name, "error", err)
+		}
+	}
+}
+
+// applyTTL acknowledges unread what is older than the namespace allows.
+func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {
+	if p.MessageTTL == nil || *p.MessageTTL == 0 {
+		return nil
+	}
+	subs, err := t.subs.list(ctx)
+	if err != nil || len(subs) == 0 {
+		return err
+	}
+	at, err := t.log.OffsetAt(ctx, time.Now().Add(-*p.MessageTTL).UnixMilli())
+	if err != nil {
+		return err //nolint:wrapcheck // it says what was looked for
+	}
+	for _, s := range subs {
+		if err := s.expire(at); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// applyQuota refuses batches, or evicts messages, while a backlog is too large.
+func (t *servedTopic) applyQuota(ctx context.Context, p meta.Policies) error {
+	if p.BacklogBytes == nil {
+		t.setRefusing(nil)
+		return nil
+	}
+	subs, err := t.subs.list(ctx)
+	if err != nil {
+		return err
+	}
+	var refusing error
+	for _, s := range subs {
+		bytes := t.log.BytesFrom(s.floor())
+		if bytes <= *p.BacklogBytes {
+			continue
+		}
+		if p.BacklogAction == meta.BacklogEvict {
+			if err := s.expire(t.log.OffsetKeeping(*p.BacklogBytes)); err != nil {
+				return err
+			}
+			continue
+		}
+		refusing = refuse(brokerv1.Code_CODE_BACKLOG_EXCEEDED,
+			"publish to %s: subscription %s has a backlog of %d bytes, namespace %s allows %d: consume, delete the subscription, or raise backlog-bytes",
+			t.name, s.name, bytes, t.name.NamespaceName(), *p.BacklogBytes)
+	}
+	t.setRefusing(refusing)
+	return nil
+}
+
+func (t *servedTopic) snapshotProducers(ctx context.Context, _ meta.Policies) error {
+	if !t.log.SnapshotDue() {
+		return nil
+	}
+	return t.log.Snapshot(ctx) //nolint:wrapcheck // it says what was saved
+}
+
+// trim deletes ledgers that retention no longer asks for. It goes by durable acknowledgements only, and does nothing
+// while any subscription cannot be read.
+func (t *servedTopic) trim(ctx context.Context, p meta.Policies) error {
+	floor, err := t.subs.trimFloor(ctx)
+	if err != nil {
+		return err
+	}
+	policy := topic.TrimPolicy{Floor: floor}
+	if p.RetentionTime != nil {
+		policy.RetainTime = *p.RetentionTime
+	}
+	if p.RetentionBytes != nil {
+		policy.RetainBytes = *p.RetentionBytes
+	}
+	_, freed, err := t.log.Trim(ctx, policy)
+	if freed > 0 {
+		t.u.b.log.Info("topic is trimmed", "topic", t.name, "bytes", freed, "below", floor)
+	}
+	return err //nolint:wrapcheck // it says what was trimmed
+}

@@ -1,0 +1,305 @@
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"sync"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/frame"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+// pubsub carries messages.
+type pubsub struct {
+	brokerv1.UnimplementedPubSubServer
+	b *Broker
+}
+
+// Ping answers a peer's pings.
+func (p *pubsub) Ping(stream brokerv1.PubSub_PingServer) error {
+	return servePing(p.b.cfg.Self.ID, p.b.draining.Load, stream)
+}
+
+// publisher is one producer's stream. Two goroutines serve it: the receiver takes batches in, and waits for memory
+// when bookies are slow, which is the producer's back-pressure; the sender, which is the stream's handler, sends what
+// becomes of them. Receipts wait in a list that is bounded by the batches in flight, and those by the memory budget.
+type publisher struct {
+	t        *servedTopic
+	stream   brokerv1.PubSub_PublishServer
+	name     string
+	level    ledger.AckLevel
+	producer *topic.Producer
+
+	mu    sync.Mutex
+	out   []*brokerv1.PublishResponse
+	ended error // why the receiver ended; io.EOF when the client is done
+	over  bool  // ended is set
+	open  int   // batches taken in and not answered
+	wake  chan struct{}
+}
+
+var levels = map[brokerv1.AckLevel]ledger.AckLevel{
+	brokerv1.AckLevel_ACK_LEVEL_UNSPECIFIED: ledger.AckQuorum,
+	brokerv1.AckLevel_ACK_LEVEL_NONE:        ledger.AckNone,
+	brokerv1.AckLevel_ACK_LEVEL_ONE:         ledger.AckOne,
+	brokerv1.AckLevel_ACK_LEVEL_QUORUM:      ledger.AckQuorum,
+	brokerv1.AckLevel_ACK_LEVEL_ALL:         ledger.AckAll,
+}
+
+// Publish serves one producer.
+func (p *pubsub) Publish(stream brokerv1.PubSub_PublishServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err //nolint:wrapcheck // gRPC's own
+	}
+	s, err := p.openPublisher(stream, first.GetOpen())
+	if err != nil {
+		return sendPublishEnd(stream, err)
+	}
+	defer s.t.detach(s)
+	defer s.producer.Close()
+	if !p.b.spawn(s.receive) {
+		return sendPublishEnd(stream, s.t.movedError())
+	}
+	return s.send()
+}
+
+func (p *pubsub) openPublisher(stream brokerv1.PubSub_PublishServer, open *brokerv1.OpenProducer) (*publisher, error) {
+	if open == nil {
+		return nil, invalid("the first request of a producer must be OpenProducer")
+	}
+	level, ok := levels[open.GetAckLevel()]
+	if !ok {
+		return nil, invalid("producer on %s: unknown ack level %d", open.GetTopic(), open.GetAckLevel())
+	}
+	name := open.GetProducerName()
+	if name == "" {
+		if open.GetDedup() {
+			return nil, invalid("producer on %s: deduplication needs a producer name, which tells its sequence ids from others'", open.GetTopic())
+		}
+		name = randomName("producer")
+	}
+	if len(name) > frame.MaxProducerName {
+		return nil, invalid("producer on %s: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), frame.MaxProducerName)
+	}
+	t, err := p.b.topicFor(stream.Context(), open.GetTopic(), true, true)
+	if err != nil {
+		return nil, err
+	}
+	s := &publisher{t: t, stream: stream, name: name, level: level, wake: make(chan struct{}, 1)}
+	if s.producer, err = t.log.OpenProducer(stream.Context(), name, open.GetProducerEpoch(), open.GetDedup()); err != nil {
+		if lost(t, err) {
+			t.u.topicLost(t)
+			return nil, t.movedError()
+		}
+		return nil, err //nolint:wrapcheck // it names the producer
+	}
+	if err := t.attach(s); err != nil {
+		s.producer.Close()
+		return nil, err
+	}
+	s.out = append(s.out, &brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Ready{Ready: &brokerv1.ProducerReady{
+		ProducerName: name, ProducerEpoch: s.producer.Epoch(), LastSequence: s.producer.LastSequence(),
+		MaxMessageSize: uint32(p.b.cfg.MaxMessageSize), Bundle: string(t.u.guard.Bundle), Epoch: uint64(t.u.guard.Epoch),
+	}}})
+	return s, nil
+}
+
+// lost reports whether err says that the topic is of no more use, and not just at the moment.
+func lost(t *servedTopic, err error) bool {
+	if errors.Is(err, chain.ErrLost) || errors.Is(err, chain.ErrClosed) || errors.Is(err, topic.ErrClosed) || lostOwnership(err) {
+		return true
+	}
+	select {
+	case <-t.log.Lost():
+		return true
+	default:
+		return false
+	}
+}
+
+func randomName(kind string) string {
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return kind + "-" + hex.EncodeToString(b[:])
+}
+
+// sendPublishEnd ends a stream with its last word.
+func sendPublishEnd(stream brokerv1.PubSub_PublishServer, err error) error {
+	var moved *movedError
+	if errors.As(err, &moved) {
+		return stream.Send(&brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Moved{Moved: moved.wire()}})
+	}
+	return stream.Send(&brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Error{Error: wireError(err)}})
+}
+
+// receive takes batches in until the stream or the topic ends.
+func (s *publisher) receive() {
+	for {
+		req, err := s.stream.Recv()
+		if err == nil {
+			err = s.take(req.GetBatch())
+		}
+		if err != nil {
+			s.mu.Lock()
+			s.over, s.ended = true, err
+			s.mu.Unlock()
+			s.signal()
+			return
+		}
+	}
+}
+
+// take stores one batch. A batch that is refused gets its answer here; the error it returns ends the stream.
+func (s *publisher) take(batch *brokerv1.Batch) error {
+	if batch == nil {
+		return invalid("a producer's request after the first must be a Batch")
+	}
+	err := s.append(batch)
+	if err == nil {
+		return nil
+	}
+	if lost(s.t, err) {
+		s.t.u.topicLost(s.t)
+		return s.t.movedError()
+	}
+	if errors.Is(err, topic.ErrProducerFenced) {
+		return err
+	}
+	s.answer(&brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Failed{Failed: &brokerv1.PublishFailed{
+		FirstSequence: batch.GetFirstSequence(), Error: wireError(err),
+	}}}, 0)
+	return nil
+}
+
+func (s *publisher) append(batch *brokerv1.Batch) error {
+	if err := s.t.admit(); err != nil {
+		return err
+	}
+	f, err := frame.Parse(batch.GetFrame(), s.t.u.b.limits)
+	if err != nil {
+		return err //nolint:wrapcheck // it says what is wrong with the frame
+	}
+	first, last := batch.GetFirstSequence(), batch.GetLastSequence()
+	if f.Sequence != first || f.HighestSequence != last {
+		return invalid("batch with sequences %d to %d, its frame says %d to %d", first, last, f.Sequence, f.HighestSequence)
+	}
+	s.mu.Lock()
+	s.open++
+	s.mu.Unlock()
+	err = s.producer.Append(s.stream.Context(), topic.Batch{
+		Frame: batch.GetFrame(), Parsed: &f, Level: s.level,
+		Done: func(r topic.Receipt, err error) { s.done(first, r, err) },
+	})
+	if err != nil {
+		s.mu.Lock()
+		s.open--
+		s.mu.Unlock()
+	}
+	return err //nolint:wrapcheck // it says what failed
+}
+
+// done answers a batch that was taken in. A batch whose outcome is not known because the topic is lost gets no answer:
+// the producer learns it from the next owner.
+func (s *publisher) done(first uint64, r topic.Receipt, err error) {
+	if err != nil {
+		if lost(s.t, err) {
+			s.answer(nil, 1)
+			return
+		}
+		s.answer(&brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Failed{Failed: &brokerv1.PublishFailed{
+			FirstSequence: first, Error: wireError(err),
+		}}}, 1)
+		return
+	}
+	receipt := &brokerv1.Receipt{FirstSequence: r.FirstSeq, LastSequence: r.LastSeq, Offset: uint64(r.Offset), Duplicate: r.Duplicate}
+	if r.Position.Ledger != 0 {
+		receipt.Position = wirePosition(r.Position)
+	}
+	s.answer(&brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Receipt{Receipt: receipt}}, 1)
+}
+
+func (s *publisher) answer(r *brokerv1.PublishResponse, settled int) {
+	s.mu.Lock()
+	s.open -= settled
+	if r != nil {
+		s.out = append(s.out, r)
+	}
+	s.mu.Unlock()
+	s.signal()
+}
+
+func (s *publisher) signal() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// send sends answers until the stream is over: the client has gone, or is done and everything is answered, or the
+// topic is served elsewhere.
+func (s *publisher) send() error {
+	for {
+		s.mu.Lock()
+		out, over, ended, open := s.out, s.over, s.ended, s.open
+		s.out = nil
+		s.mu.Unlock()
+		for _, r := range out {
+			if err := s.stream.Send(r); err != nil {
+				return err //nolint:wrapcheck // gRPC's own
+			}
+		}
+		switch {
+		case over && errors.Is(ended, io.EOF) && open == 0:
+			return nil
+		case over && !errors.Is(ended, io.EOF):
+			return s.finish(ended)
+		case len(out) > 0:
+			continue
+		}
+		select {
+		case <-s.wake:
+		case <-s.stream.Context().Done():
+			return s.stream.Context().Err() //nolint:wrapcheck // gRPC's own
+		case <-s.t.log.Lost():
+			s.t.u.topicLost(s.t)
+			return sendPublishEnd(s.stream, s.waitMoved())
+		case <-s.t.done:
+			return s.finish(s.t.movedError())
+		}
+	}
+}
+
+// finish sends what is left to answer, and the last word.
+func (s *publisher) finish(why error) error {
+	s.mu.Lock()
+	out := s.out
+	s.out = nil
+	s.mu.Unlock()
+	for _, r := range out {
+		if err := s.stream.Send(r); err != nil {
+			return err //nolint:wrapcheck // gRPC's own
+		}
+	}
+	if err := s.stream.Context().Err(); err != nil {
+		return err //nolint:wrapcheck // the client has gone
+	}
+	return sendPublishEnd(s.stream, why)
+}
+
+// waitMoved gives the topic a moment to be told where it went.
+func (s *publisher) waitMoved() error {
+	ctx, cancel := context.WithTimeout(s.stream.Context(), locateWait)
+	defer cancel()
+	select {
+	case <-s.t.done:
+	case <-ctx.Done():
+	}
+	return s.t.movedError()
+}

@@ -1,0 +1,199 @@
+package broker
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/statelog"
+	"github.com/penstock-mq/penstock/pkg/topic"
+	"github.com/penstock-mq/penstock/pkg/topicname"
+)
+
+// resolved is a topic's name with its record: an existing topic without partitions, or one partition of one.
+type resolved struct {
+	name   topicname.Name
+	record meta.Topic
+}
+
+func (r resolved) index() int { return max(r.name.Partition, 0) }
+
+func (r resolved) chain() meta.ChainID { return meta.DataChain(r.record.UUID, r.index()) }
+
+// stateOwner names the topic or partition in its bundle's state log: its UUID and index, which no later topic has.
+func (r resolved) stateOwner() string {
+	return string(r.record.UUID[:]) + strconv.Itoa(r.index())
+}
+
+// servedTopic is a topic or partition while it is open here.
+type servedTopic struct {
+	resolved
+	u    *bundle
+	log  *topic.Topic
+	subs subscriptions
+
+	// done is closed when the topic is not served here any more, with next set before.
+	done chan struct{}
+	next string
+
+	mu        sync.Mutex
+	stopped   bool
+	producers map[*publisher]struct{}
+	// refusing says why batches are refused, while a backlog is over its quota; nil otherwise.
+	refusing error
+}
+
+// attach adds a producer's stream, unless the topic is no longer served.
+func (t *servedTopic) attach(p *publisher) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stopped {
+		return t.movedError()
+	}
+	t.producers[p] = struct{}{}
+	return nil
+}
+
+func (t *servedTopic) detach(p *publisher) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.producers, p)
+}
+
+// producerNames lists connected producers by name.
+func (t *servedTopic) producerNames() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	names := make([]string, 0, len(t.producers))
+	for p := range t.producers {
+		names = append(names, p.name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// admit says whether batches are taken: nil, or why not.
+func (t *servedTopic) admit() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.refusing
+}
+
+// setRefusing makes admit answer err from now on.
+func (t *servedTopic) setRefusing(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.refusing = err
+}
+
+// begin starts the end of serving; it reports false when that was begun before.
+func (t *servedTopic) begin() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.stopped {
+		return false
+	}
+	t.stopped = true
+	return true
+}
+
+// finish tells every stream where to go.
+func (t *servedTopic) finish(next string) {
+	t.next = next
+	close(t.done)
+	t.u.forget(t)
+}
+
+// close ends serving in good order: what was taken in is stored and answered, acknowledgements are durable, the ledger
+// is closed. Whoever closes second waits for the first.
+func (t *servedTopic) close(ctx context.Context, next string) {
+	if !t.begin() {
+		<-t.done
+		return
+	}
+	t.subs.close(ctx)
+	if err := t.log.Close(ctx); err != nil {
+		t.u.b.log.Warn("topic could not be closed; the next owner recovers it", "topic", t.name, "error", err)
+		t.log.Shutdown()
+	}
+	t.finish(next)
+}
+
+// drop ends serving at once. Batches in flight have an unknown outcome, and their producers find out elsewhere.
+func (t *servedTopic) drop(next string) {
+	if !t.begin() {
+		<-t.done
+		return
+	}
+	t.subs.drop()
+	t.log.Shutdown()
+	t.finish(next)
+}
+
+// movedError says where the topic went. It may be called before done is closed, when that is not known yet.
+func (t *servedTopic) movedError() *movedError {
+	m := &movedError{topic: t.name.String(), bundle: t.u.guard.Bundle, epoch: t.u.guard.Epoch}
+	select {
+	case <-t.done:
+		m.url = t.next
+	default:
+	}
+	if m.url != t.u.b.cfg.Self.URL {
+		m.epoch = 0 // the next owner's is not known here
+	}
+	return m
+}
+
+// snapshots keeps a topic's deduplication records in the bundle's state log.
+type snapshots struct{ t *servedTopic }
+
+// kindDedup is the kind of deduplication records in a state log. Kinds 16 to 31 are cursors'.
+const kindDedup uint8 = 32
+
+// Load returns the topic's live records.
+func (s *snapshots) Load(ctx context.Context) ([]topic.Record, error) {
+	log, err := s.t.u.stateLog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	live, err := log.Load(ctx, s.t.stateOwner())
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the owner and what is damaged
+	}
+	var out []topic.Record
+	for _, r := range live {
+		if r.Kind == kindDedup {
+			out = append(out, topic.Record{Key: r.Key, Value: r.Value})
+		}
+	}
+	return out, nil
+}
+
+// Save appends records and waits until they are durable.
+func (s *snapshots) Save(ctx context.Context, records []topic.Record) error {
+	log, err := s.t.u.stateLog(ctx)
+	if err != nil {
+		return err
+	}
+	out := make([]statelog.Record, len(records))
+	for i, r := range records {
+		out[i] = statelog.Record{Owner: s.t.stateOwner(), Kind: kindDedup, Key: r.Key, Value: r.Value, Delete: r.Delete}
+	}
+	return appendState(ctx, log, out)
+}
+
+// appendState appends records and waits until they are durable.
+func appendState(ctx context.Context, log *statelog.Log, records []statelog.Record) error {
+	done := make(chan error, 1)
+	if err := log.Append(ctx, records, func(err error) { done <- err }); err != nil {
+		return err //nolint:wrapcheck // it says what was appended
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // the caller's own
+	}
+}
