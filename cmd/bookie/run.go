@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error { //nolint:contextcheck // the command has run's context
 			if err := settings.Load(cmd.Flags()); err != nil {
 				return err
 			}

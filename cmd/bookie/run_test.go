@@ -58,7 +58,7 @@ func localFlags(cluster, dir string) []string {
 
 func TestBadInputIsOneLineAndExit2(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the test's own listener
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

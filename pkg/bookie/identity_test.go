@@ -194,7 +194,7 @@ func TestIdentityFirstStartSurvivesEveryCrash(t *testing.T) {
 			fs.CutPowerAfter(cut)
 			_, first := identify(fs, jar)
 			fs.CutPowerAfter(-1)
-			fs.Crash(rand.New(rand.NewPCG(seed, uint64(cut)))) //nolint:gosec // small
+			fs.Crash(rand.New(rand.NewPCG(seed, uint64(cut))))
 			who, err := identify(fs, jar)
 			if err != nil {
 				t.Fatalf("cut %d, seed %d: %v\n%s", cut, seed, err, fs)

@@ -217,7 +217,7 @@ func (b *Bookie) settleLoss(ctx context.Context) error {
 
 // serve starts everything that runs until Shutdown.
 func (b *Bookie) serve(ctx context.Context, r *registrar, lost <-chan struct{}, info meta.BookieInfo) {
-	b.wg.Go(func() {
+	b.wg.Go(func() { //nolint:contextcheck // a server ends by Shutdown, which drains
 		if err := b.server.Serve(b.data); err != nil {
 			b.fail(err)
 		}
@@ -283,7 +283,7 @@ func (b *Bookie) Identity() Identity { return b.me }
 // Storage is the identity of its disk.
 func (b *Bookie) Storage() entry.StorageUUID { return b.me.Storage }
 
-// DataAddr, GRPCAddr and HTTPAddr are the addresses that others use; empty for what is switched off.
+// DataAddr is the address of the data path that others use; the next two are empty if they are switched off.
 func (b *Bookie) DataAddr() string { return b.advertised(b.data, true) }
 
 // GRPCAddr is the address of control calls.

@@ -381,7 +381,7 @@ func TestBookieFailsWithItsDisk(t *testing.T) {
 func TestStartRefusesBadCircumstances(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
-	taken, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the test's own listener
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	w.check(err)
 	defer taken.Close()
 	cfg := w.config("data")
@@ -413,7 +413,7 @@ func TestStartRefusesBadCircumstances(t *testing.T) {
 
 func TestAdvertisedAddress(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", ":0") //nolint:noctx,gosec // the test's own listener
+	l, err := net.Listen("tcp", ":0")
 	if err != nil {
 		t.Fatal(err)
 	}

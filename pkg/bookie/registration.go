@@ -94,7 +94,7 @@ func (r *registrar) run(ctx context.Context, lost <-chan struct{}, last meta.Boo
 				var err error
 				if lost, last, err = r.register(ctx); err != nil {
 					if ctx.Err() != nil {
-						return nil //nolint:nilerr // stopped
+						return nil
 					}
 					return err
 				}

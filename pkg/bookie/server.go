@@ -153,7 +153,7 @@ func (s *Server) Serve(l net.Listener) error {
 		nc, err := l.Accept()
 		if err != nil {
 			if s.ctx.Err() != nil || s.isClosing() {
-				return nil
+				return nil //nolint:nilerr // Shutdown closed the listener
 			}
 			if errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("accept: %w", err)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -102,7 +103,7 @@ func (r *rig) start(cfg ServerConfig) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the test's own listener
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -427,7 +428,7 @@ func TestB23OtherIdentityAtTheAddressTakesNothing(t *testing.T) {
 
 func (r *rig) dial() net.Conn {
 	r.t.Helper()
-	c, err := net.Dial("tcp", r.addr) //nolint:noctx // loopback
+	c, err := net.Dial("tcp", r.addr)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -590,7 +591,7 @@ func serveStuck(t *testing.T, cfg ServerConfig) (*Server, *stuckStore, *rig) {
 	t.Helper()
 	store := &stuckStore{taken: make(chan *ledgerstore.Add, 100)}
 	s := NewServer(cfg, me, store, &records{}, quiet(), nil)
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the test's own listener
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -612,7 +613,7 @@ func TestBudgetStopsTheReading(t *testing.T) {
 	c := r.shakeHands(bookiewire.UseAdds)
 	var e bookiewire.Encoder
 	for i := range 5 {
-		e.Add(uint64(i+1), makeAdd(1, entry.EntryID(i), string(make([]byte, 100)))) //nolint:gosec // small
+		e.Add(uint64(i+1), makeAdd(1, entry.EntryID(i), string(make([]byte, 100))))
 	}
 	if _, err := e.WriteTo(c); err != nil {
 		t.Fatal(err)
@@ -657,7 +658,7 @@ func TestShutdownDrains(t *testing.T) {
 	a := <-store.taken
 	down := make(chan struct{})
 	go func() {
-		s.Shutdown(context.Background())
+		s.Shutdown(t.Context())
 		close(down)
 	}()
 	expectEnd(t, "waiting connection", requests)
@@ -670,7 +671,7 @@ func TestShutdownDrains(t *testing.T) {
 		t.Fatalf("acked up to %d, %v", last, err)
 	}
 	<-down
-	if _, err := net.Dial("tcp", r.addr); err == nil { //nolint:noctx // loopback
+	if _, err := net.Dial("tcp", r.addr); err == nil {
 		t.Fatal("still accepting")
 	}
 }
@@ -683,7 +684,7 @@ func TestPeerThatDoesNotReadIsDisconnected(t *testing.T) {
 	c := r.shakeHands(bookiewire.UseRequests)
 	var e bookiewire.Encoder
 	for i := range 100 {
-		e.Read(uint64(i+1), bookiewire.Read{Ledger: 1, First: 0, Stride: 1, MaxEntries: 1, MaxBytes: 1 << 20}) //nolint:gosec // small
+		e.Read(uint64(i+1), bookiewire.Read{Ledger: 1, First: 0, Stride: 1, MaxEntries: 1, MaxBytes: 1 << 20})
 	}
 	if _, err := e.WriteTo(c); err != nil {
 		t.Fatal(err)
@@ -697,16 +698,16 @@ func TestPeerThatDoesNotReadIsDisconnected(t *testing.T) {
 
 func BenchmarkServerAdd(b *testing.B) {
 	for _, size := range []int{100, 1 << 10, 64 << 10} {
-		b.Run(fmt.Sprint(size), func(b *testing.B) {
+		b.Run(strconv.Itoa(size), func(b *testing.B) {
 			store, err := ledgerstore.Open(b.Context(), ledgerstore.Config{
 				Dir: b.TempDir(), Cluster: me.Cluster, Storage: me.Storage, SegmentSize: 64 << 20,
 			}, vfs.OS(), quiet(), prometheus.NewRegistry())
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer store.Close()
+			defer func() { _ = store.Close() }()
 			s := NewServer(ServerConfig{}, me, store, &records{all: map[entry.LedgerID]meta.Ledger{1: openLedger(1, me.Storage)}}, quiet(), nil)
-			l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the benchmark's own listener
+			l, err := net.Listen("tcp", "127.0.0.1:0")
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -716,8 +717,10 @@ func BenchmarkServerAdd(b *testing.B) {
 				func(entry.StorageUUID) (string, bool) { return l.Addr().String(), true }, quiet(), nil)
 			defer func() {
 				client.Close()
-				s.Shutdown(context.Background())
-				<-served
+				s.Shutdown(b.Context())
+				if err := <-served; err != nil {
+					b.Error(err)
+				}
 			}()
 			window := make(chan struct{}, max(64, (32<<20)/size/4))
 			body := string(make([]byte, size))

@@ -87,7 +87,7 @@ func (x *adds) encode(e *bookiewire.Encoder, now time.Time) bool {
 		clear(x.flight[kept:])
 		x.flight, x.head = x.flight[:kept], 0
 	}
-	seq := x.first + uint64(len(x.flight)-x.head) //nolint:gosec // not negative
+	seq := x.first + uint64(len(x.flight)-x.head)
 	x.taken = append(x.taken[:0], x.queued[:n]...)
 	for i := range x.taken {
 		x.taken[i].sent = now
@@ -98,7 +98,7 @@ func (x *adds) encode(e *bookiewire.Encoder, now time.Time) bool {
 	x.queued = x.queued[:rest]
 	x.mu.Unlock()
 	for i := range x.taken {
-		e.Add(seq+uint64(i), x.taken[i].add) //nolint:gosec // not negative
+		e.Add(seq+uint64(i), x.taken[i].add)
 	}
 	clear(x.taken)
 	return true
@@ -131,13 +131,13 @@ func (x *adds) handle(f bookiewire.Frame) error {
 func (x *adds) settle(first, last uint64, failure *bookiewire.Error) error {
 	var freed int64
 	x.mu.Lock()
-	next := x.first + uint64(len(x.flight)-x.head) //nolint:gosec // not negative
+	next := x.first + uint64(len(x.flight)-x.head)
 	if last >= next || first == 0 {
 		x.mu.Unlock()
 		return fmt.Errorf("%w: answer to adds %d to %d, sent are those before %d", bookiewire.ErrMalformed, first, last, next)
 	}
 	for seq := max(first, x.first); seq <= last; seq++ {
-		p := &x.flight[x.head+int(seq-x.first)] //nolint:gosec // within flight, checked above
+		p := &x.flight[x.head+int(seq-x.first)]
 		if p.done == nil {
 			continue // failed before, within the range of a later acknowledgement
 		}

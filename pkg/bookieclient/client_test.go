@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -68,7 +69,9 @@ type dialer struct {
 	fail  atomic.Bool
 }
 
-func newDialer(t *testing.T) *dialer { return &dialer{t: t, ends: make(chan net.Conn, 16)} }
+func newDialer(t *testing.T) *dialer { //nolint:thelper // it reports nothing itself
+	return &dialer{t: t, ends: make(chan net.Conn, 16)}
+}
 
 func (d *dialer) dial(ctx context.Context, _ string) (net.Conn, error) {
 	d.dials.Add(1)
@@ -149,7 +152,7 @@ func TestClientAcknowledgesRangesAndFailures(t *testing.T) {
 		var r recorder
 		b := FakeUUID(1)
 		for i := range 6 {
-			c.Add(b, makeAdd(entry.EntryID(i), "body"), r.note(fmt.Sprint(i)))
+			c.Add(b, makeAdd(entry.EntryID(i), "body"), r.note(strconv.Itoa(i)))
 		}
 		p := d.accept(b)
 		if p.use != bookiewire.UseAdds {
@@ -423,7 +426,7 @@ func TestClientIsBoundedInBytes(t *testing.T) {
 		b := FakeUUID(1)
 		var r recorder
 		for i := range 3 {
-			c.Add(b, makeAdd(entry.EntryID(i), "body"), r.note(fmt.Sprint(i)))
+			c.Add(b, makeAdd(entry.EntryID(i), "body"), r.note(strconv.Itoa(i)))
 		}
 		r.expect(t, "2:Overloaded")
 		p := d.accept(b)
@@ -472,7 +475,7 @@ func TestClientCloseAnswersEverything(t *testing.T) {
 // watches the writes below.
 func TestClientLeavesBodiesAloneAfterDone(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the test's own listener
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -513,7 +516,7 @@ func TestClientLeavesBodiesAloneAfterDone(t *testing.T) {
 }
 
 func BenchmarkClientAdd(b *testing.B) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // the benchmark's own listener
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -146,7 +146,7 @@ func NewFake(bookies []entry.StorageUUID, options ...FakeOption) *Fake {
 
 // FakeUUID is the storage identity that tests give bookie n.
 func FakeUUID(n int) entry.StorageUUID {
-	return entry.StorageUUID{0: 0xb0, 14: byte(n >> 8), 15: byte(n)} //nolint:gosec // two bytes of n are wanted
+	return entry.StorageUUID{0: 0xb0, 14: byte(n >> 8), 15: byte(n)}
 }
 
 // FakeUUIDs are the identities of bookies 0 … n-1.
@@ -167,7 +167,6 @@ type call struct {
 	lac     bookiewire.WriteLAC
 	wait    bookiewire.WaitLAC
 	gen     uint64
-	reply   any
 	finish  func(reply any, err error)
 	stop    func() bool
 	claimed bool // its answer is in the queue

@@ -170,7 +170,7 @@ func (n *fakeBookie) lookup(r bookiewire.Read) (any, *bookiewire.Error) {
 	}
 	reply := bookiewire.ReadReply{LAC: led.durableLAC}
 	size := 0
-	for id := r.First; uint32(len(reply.Entries)) < max(r.MaxEntries, 1); id += entry.EntryID(max(r.Stride, 1)) { //nolint:gosec // few
+	for id := r.First; uint32(len(reply.Entries)) < max(r.MaxEntries, 1); id += entry.EntryID(max(r.Stride, 1)) {
 		e := led.entries[id]
 		present := e != nil && e.durable
 		if !present || e.corrupt || len(reply.Entries) > 0 && size+len(e.body) > int(r.MaxBytes) {

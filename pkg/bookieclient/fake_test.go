@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -89,10 +90,11 @@ func (s *script) fence(name string, to int, t entry.Term) {
 func (s *script) read(name string, to int, r bookiewire.Read) {
 	r.Ledger = ledger
 	s.Read(s.t.Context(), FakeUUID(to), r, func(reply bookiewire.ReadReply, err error) {
+		words := []string{name}
 		for _, e := range reply.Entries {
-			name += fmt.Sprintf(" %d=%s", e.Entry, e.Body)
+			words = append(words, fmt.Sprintf("%d=%s", e.Entry, e.Body))
 		}
-		s.note(name, err)
+		s.note(strings.Join(words, " "), err)
 	})
 }
 

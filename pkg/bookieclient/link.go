@@ -92,7 +92,7 @@ func (l *link) run(ctx context.Context) {
 // failed makes the next attempt wait, and logs the first failure of a row.
 func (l *link) failed(err *bookiewire.Error) {
 	l.backoff = min(max(2*l.backoff, l.c.cfg.BackoffMin), l.c.cfg.BackoffMax)
-	jittered := l.backoff/2 + rand.N(l.backoff/2+1)
+	jittered := l.backoff/2 + rand.N(l.backoff/2+1) //nolint:gosec // jitter
 	l.notBefore = time.Now().Add(jittered)
 	if l.lastErr == nil && l.c.ctx.Err() == nil {
 		l.c.log.Warn("bookie cannot be reached", slog.String("storage", l.to.String()), slog.String("error", err.Detail))

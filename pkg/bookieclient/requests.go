@@ -98,7 +98,7 @@ func (x *requests) empty() bool {
 func (x *requests) encode(e *bookiewire.Encoder, now time.Time) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	any := false
+	found := false
 	for _, r := range x.queued {
 		if r.ended {
 			continue
@@ -108,11 +108,11 @@ func (x *requests) encode(e *bookiewire.Encoder, now time.Time) bool {
 		r.deadline = now.Add(x.timeout + r.extra)
 		x.flight[r.id] = r
 		r.encode(e, r.id)
-		any = true
+		found = true
 	}
 	clear(x.queued)
 	x.queued = x.queued[:0]
-	return any
+	return found
 }
 
 func (x *requests) handle(f bookiewire.Frame) error {

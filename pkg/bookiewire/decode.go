@@ -76,7 +76,7 @@ func (f Frame) fixed(kind Kind, n int, more bool) ([]byte, error) {
 func (f Frame) recovery() bool { return f.raw[9]&flagRecovery != 0 }
 
 func getEntry(b []byte) entry.EntryID {
-	return entry.EntryID(binary.BigEndian.Uint64(b)) //nolint:gosec // two's complement is the format
+	return entry.EntryID(binary.BigEndian.Uint64(b))
 }
 
 // Add decodes into a, whose Body aliases the frame. The body's checksum is not verified.

@@ -124,7 +124,7 @@ func (e *Encoder) begin(kind Kind, flags uint8, seq uint64, fixed, n int) (frame
 		e.buf = append(e.buf, make([]byte, HeaderSize+fixed)...)
 	}
 	f := e.buf[start:]
-	binary.BigEndian.PutUint32(f, uint32(n)) //nolint:gosec // callers keep n within MaxPayload
+	binary.BigEndian.PutUint32(f, uint32(n))
 	f[8], f[9] = byte(kind), flags
 	binary.BigEndian.PutUint64(f[12:], seq)
 	return f, f[HeaderSize:]
@@ -167,7 +167,7 @@ func (e *Encoder) Failed(seq uint64, x *Error) {
 	detail := x.Detail[:min(len(x.Detail), MaxDetail)]
 	f, p := e.begin(KindFailed, 0, seq, failedFixed+len(detail), failedFixed+len(detail))
 	p[0] = byte(x.Code)
-	binary.BigEndian.PutUint16(p[4:], uint16(len(detail))) //nolint:gosec // cut above
+	binary.BigEndian.PutUint16(p[4:], uint16(len(detail)))
 	binary.BigEndian.PutUint64(p[8:], uint64(x.Term))
 	copy(p[failedFixed:], detail)
 	seal(f)
@@ -202,12 +202,12 @@ func (e *Encoder) ReadReply(seq uint64, r ReadReply) {
 	}
 	f, p := e.begin(KindReadReply, 0, seq, fixed, n)
 	putEntry(p, r.LAC)
-	binary.BigEndian.PutUint32(p[8:], uint32(len(r.Entries))) //nolint:gosec // bounded above
+	binary.BigEndian.PutUint32(p[8:], uint32(len(r.Entries)))
 	for i := range r.Entries {
 		x, t := &r.Entries[i], p[readReplyFixed+i*readEntrySize:]
 		putEntry(t, x.Entry)
 		binary.BigEndian.PutUint32(t[8:], x.Checksum)
-		binary.BigEndian.PutUint32(t[12:], uint32(len(x.Body))) //nolint:gosec // bounded above
+		binary.BigEndian.PutUint32(t[12:], uint32(len(x.Body)))
 	}
 	seal(f)
 	for i := range r.Entries {
@@ -244,7 +244,7 @@ func (e *Encoder) WaitLAC(seq uint64, r WaitLAC) {
 	binary.BigEndian.PutUint64(p, uint64(r.Ledger))
 	putEntry(p[8:], r.After)
 	ms := min(max(r.Timeout, 0)/time.Millisecond, 1<<32-1)
-	binary.BigEndian.PutUint32(p[16:], uint32(ms)) //nolint:gosec // clamped above
+	binary.BigEndian.PutUint32(p[16:], uint32(ms))
 	seal(f)
 }
 
@@ -269,5 +269,5 @@ func (e *Encoder) empty(kind Kind, seq uint64) {
 }
 
 func putEntry(b []byte, e entry.EntryID) {
-	binary.BigEndian.PutUint64(b, uint64(e)) //nolint:gosec // two's complement is the format
+	binary.BigEndian.PutUint64(b, uint64(e))
 }

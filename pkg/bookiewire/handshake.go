@@ -126,7 +126,7 @@ func AppendWelcome(dst []byte, w Welcome) ([]byte, error) {
 	dst = append(dst, magic[:]...)
 	dst = binary.BigEndian.AppendUint16(dst, w.Version)
 	dst = append(dst, byte(w.Code), byte(len(w.BookieID)))
-	dst = binary.BigEndian.AppendUint16(dst, uint16(len(detail))) //nolint:gosec // cut above
+	dst = binary.BigEndian.AppendUint16(dst, uint16(len(detail)))
 	dst = append(dst, 0, 0)
 	dst = append(dst, w.Cluster[:]...)
 	dst = append(dst, w.Storage[:]...)

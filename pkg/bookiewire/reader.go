@@ -121,7 +121,7 @@ func (r *Reader) fill(n int) error {
 		if read > 0 {
 			continue
 		}
-		if err == io.EOF && have > 0 { //nolint:errorlint // readers return it bare
+		if err == io.EOF && have > 0 {
 			return io.ErrUnexpectedEOF
 		}
 		if err != nil {

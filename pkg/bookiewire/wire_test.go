@@ -23,17 +23,17 @@ func testAdd(e entry.EntryID, body []byte) *Add {
 	}
 }
 
-func encoded(t testing.TB, fill func(*Encoder)) []byte {
-	t.Helper()
+func encoded(tb testing.TB, fill func(*Encoder)) []byte {
+	tb.Helper()
 	var e Encoder
 	fill(&e)
 	size := e.Size()
 	var out bytes.Buffer
 	if _, err := e.WriteTo(&out); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	if out.Len() != size {
-		t.Fatalf("wrote %d bytes, Size said %d", out.Len(), size)
+		tb.Fatalf("wrote %d bytes, Size said %d", out.Len(), size)
 	}
 	return out.Bytes()
 }
@@ -330,7 +330,7 @@ func BenchmarkEncodeAdd(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(size))
 			for i := range b.N {
-				e.Add(uint64(i), a) //nolint:gosec // not negative
+				e.Add(uint64(i), a)
 				if e.Size() > 256<<10 {
 					e.Reset()
 				}
@@ -377,7 +377,7 @@ func (r *repeat) Read(p []byte) (n int, err error) {
 
 // BenchmarkTCP moves adds of 1 KiB through a loopback connection, coalesced as a client does.
 func BenchmarkTCP(b *testing.B) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a benchmark's own listener
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -404,7 +404,7 @@ func BenchmarkTCP(b *testing.B) {
 		}
 		done <- nil
 	}()
-	c, err := net.Dial("tcp", l.Addr().String()) //nolint:noctx // a benchmark's own connection
+	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -414,7 +414,7 @@ func BenchmarkTCP(b *testing.B) {
 	b.ReportAllocs()
 	b.SetBytes(1024)
 	for i := range b.N {
-		e.Add(uint64(i), a) //nolint:gosec // not negative
+		e.Add(uint64(i), a)
 		if e.Size() > 256<<10 || i == b.N-1 {
 			if _, err := e.WriteTo(c); err != nil {
 				b.Fatal(err)
