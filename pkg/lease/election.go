@@ -31,6 +31,7 @@ var ErrDeposed = errors.New("leadership is lost")
 // Resign in any case, also after it was lost.
 func Campaign(ctx context.Context, cli *clientv3.Client, s *Session, key, value string) (*Leadership, error) {
 	const retry = 200 * time.Millisecond
+	ambiguous := false
 	for {
 		grant, err := s.Wait(ctx)
 		if err != nil {
@@ -49,13 +50,14 @@ func Campaign(ctx context.Context, cli *clientv3.Client, s *Session, key, value 
 			pause(ctx, min(retry, s.retryInterval()))
 			continue
 		case err != nil:
+			ambiguous = true
 			pause(ctx, retry)
 			continue
 		case resp.Succeeded:
 			return lead(ctx, cli, grant, key, resp.Header.Revision), nil
 		}
 		held := resp.Responses[0].GetResponseRange().Kvs
-		if len(held) > 0 && clientv3.LeaseID(held[0].Lease) == grant.ID && string(held[0].Value) == value {
+		if ambiguous && len(held) > 0 && clientv3.LeaseID(held[0].Lease) == grant.ID && string(held[0].Value) == value {
 			// An attempt of this call, whose reply was lost: nobody else has the lease.
 			return lead(ctx, cli, grant, key, held[0].ModRevision), nil
 		}

@@ -87,7 +87,7 @@ func newSession(ctx context.Context, etcd grantor, ttl time.Duration, log *slog.
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Session{
-		etcd: etcd, ttl: max(ttl.Truncate(time.Second), time.Second), log: log,
+		etcd: etcd, ttl: max((ttl + time.Second - 1).Truncate(time.Second), time.Second), log: log,
 		cancel: cancel, done: make(chan struct{}), granted: make(chan struct{}),
 	}
 	go s.run(life)

@@ -109,23 +109,23 @@ func decodeNamespace(key, name string, value []byte, rev int64) (Namespace, uint
 	return ns, m.LastOp, nil
 }
 
-func encodeTopic(t Topic, lastOp uint64) (string, error) {
-	return encode(&metav1.Topic{Uuid: t.UUID[:], Partitions: small(t.Partitions), Deleting: t.Deleting, LastOp: lastOp})
+func encodeTopic(t Topic) (string, error) {
+	return encode(&metav1.Topic{Uuid: t.UUID[:], Partitions: small(t.Partitions), Deleting: t.Deleting})
 }
 
-func decodeTopic(key, name string, value []byte, rev int64) (Topic, uint64, error) {
+func decodeTopic(key, name string, value []byte, rev int64) (Topic, error) {
 	var m metav1.Topic
 	if err := decode(key, value, &m); err != nil {
-		return Topic{}, 0, err
+		return Topic{}, err
 	}
 	u, err := decodeUUID(m.Uuid)
 	if err != nil {
-		return Topic{}, 0, &CorruptRecordError{Key: key, Err: err}
+		return Topic{}, &CorruptRecordError{Key: key, Err: err}
 	}
 	if m.Partitions > topicname.MaxPartitions {
-		return Topic{}, 0, corrupt(key, "%d partitions", m.Partitions)
+		return Topic{}, corrupt(key, "%d partitions", m.Partitions)
 	}
-	return Topic{Name: name, UUID: u, Partitions: int(m.Partitions), Deleting: m.Deleting, Rev: rev}, m.LastOp, nil
+	return Topic{Name: name, UUID: u, Partitions: int(m.Partitions), Deleting: m.Deleting, Rev: rev}, nil
 }
 
 func policiesToProto(p Policies) *metav1.Policies {

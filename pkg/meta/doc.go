@@ -26,7 +26,7 @@
 // All below /penstock/<cluster>/ :
 //
 //	cluster, ledger-ids, bundle-numbers/<tenant>/<namespace>
-//	ledgers/<id, 16 hex digits>
+//	ledgers/<id>                                      ids as in compactID
 //	bybookie/<storage uuid, 32 hex digits>/<id>       reverse index, holders and intents
 //	chains/<chain id>, chain-pages/<chain id>/<page>
 //	cookies/<bookie id>, retired/<storage uuid>, elections/<name>

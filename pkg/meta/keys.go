@@ -15,14 +15,15 @@ func (s *Store) ledgerIDsKey() string { return s.prefix + "ledger-ids" }
 func (s *Store) ledgersPrefix() string {
 	return s.prefix + "ledgers/"
 }
-func (s *Store) ledgerKey(id entry.LedgerID) string { return s.ledgersPrefix() + hexID(uint64(id)) }
+
+func (s *Store) ledgerKey(id entry.LedgerID) string { return s.ledgersPrefix() + compactID(uint64(id)) }
 
 func (s *Store) holderPrefix(u entry.StorageUUID) string {
 	return s.prefix + "bybookie/" + hexUUID(u) + "/"
 }
 
 func (s *Store) holderKey(u entry.StorageUUID, id entry.LedgerID) string {
-	return s.holderPrefix(u) + hexID(uint64(id))
+	return s.holderPrefix(u) + compactID(uint64(id))
 }
 func (s *Store) chainKey(c ChainID) string { return s.prefix + "chains/" + string(c) }
 func (s *Store) chainPagesPrefix(c ChainID) string {
@@ -30,7 +31,7 @@ func (s *Store) chainPagesPrefix(c ChainID) string {
 }
 
 func (s *Store) chainPageKey(c ChainID, page uint64) string {
-	return s.chainPagesPrefix(c) + hexID(page)
+	return s.chainPagesPrefix(c) + compactID(page)
 }
 func (s *Store) cookiesPrefix() string                 { return s.prefix + "cookies/" }
 func (s *Store) cookieKey(id string) string            { return s.cookiesPrefix() + id }
@@ -69,15 +70,25 @@ func (s *Store) bundleChainsPrefix(ns string) string { return s.prefix + "chains
 // ElectionKey is the key of a named election of the cluster, for package lease.
 func (s *Store) ElectionKey(name string) string { return s.prefix + "elections/" + name }
 
-func hexID(n uint64) string       { return fmt.Sprintf("%016x", n) }
-func hexUUID(u entry.UUID) string { return hex.EncodeToString(u[:]) }
-func parseHexID(s string) (uint64, error) {
-	n, err := strconv.ParseUint(s, 16, 64)
-	if err != nil || len(s) != 16 {
-		return 0, fmt.Errorf("%q is not 16 hexadecimal digits", s)
+// compactID writes n so that shorter is smaller and keys sort by number: the count of its hexadecimal digits
+// as a letter from a, then the digits. 0x1a2 is "c1a2".
+func compactID(n uint64) string {
+	digits := strconv.FormatUint(n, 16)
+	return string(rune('a'+len(digits)-1)) + digits
+}
+
+func parseCompactID(s string) (uint64, error) {
+	if s == "" {
+		return 0, fmt.Errorf("%w: no id", ErrInvalid)
+	}
+	n, err := strconv.ParseUint(s[1:], 16, 64)
+	if err != nil || compactID(n) != s {
+		return 0, fmt.Errorf("%w: %q is no id", ErrInvalid, s)
 	}
 	return n, nil
 }
+
+func hexUUID(u entry.UUID) string { return hex.EncodeToString(u[:]) }
 
 // Split returns the namespace and the number of a bundle's name, or an [ErrInvalid].
 func (b BundleID) Split() (namespace string, number uint32, err error) {
@@ -96,7 +107,7 @@ func (b BundleID) Split() (namespace string, number uint32, err error) {
 	return namespace, uint32(n), nil
 }
 
-// BundleOf names bundle number of a namespace.
+// bundleID names bundle number of a namespace.
 func bundleID(namespace string, number uint32) BundleID {
 	return BundleID(namespace + "/" + strconv.FormatUint(uint64(number), 10))
 }

@@ -71,7 +71,7 @@ func (s *Store) ListLedgers(ctx context.Context, after entry.LedgerID, limit int
 }
 
 func (s *Store) ledgerIDOf(key, prefix string) (entry.LedgerID, error) {
-	n, err := parseHexID(key[len(prefix):])
+	n, err := parseCompactID(key[len(prefix):])
 	if err != nil {
 		return 0, &CorruptRecordError{Key: key, Err: err}
 	}

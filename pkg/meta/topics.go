@@ -23,8 +23,7 @@ func (s *Store) CreateTopic(ctx context.Context, name string, partitions int) (T
 		return fail(fmt.Errorf("%w: %d partitions, at most %d are allowed", ErrInvalid, partitions, topicname.MaxPartitions))
 	}
 	topic := Topic{Name: name, UUID: NewUUID(), Partitions: partitions}
-	mine := newOp()
-	value, err := encodeTopic(topic, mine)
+	value, err := encodeTopic(topic)
 	if err != nil {
 		return fail(err)
 	}
@@ -45,12 +44,12 @@ func (s *Store) CreateTopic(ctx context.Context, name string, partitions int) (T
 	now := t.results(resp)
 	switch {
 	case now[key] != nil:
-		found, lastOp, err := decodeTopic(key, name, now[key].Value, now[key].ModRevision)
+		found, err := decodeTopic(key, name, now[key].Value, now[key].ModRevision)
 		if err != nil {
 			return fail(err)
 		}
-		if lastOp == mine {
-			return found, nil
+		if found.UUID == topic.UUID {
+			return found, nil // an earlier attempt of this call, whose reply was lost
 		}
 		return found, fmt.Errorf("%s %q: %w", op, name, ErrExists)
 	case now[s.namespaceKey(ns)] == nil:
@@ -74,8 +73,7 @@ func (s *Store) GetTopic(ctx context.Context, name string) (Topic, error) {
 	if len(kvs) == 0 {
 		return Topic{}, fmt.Errorf("%s %q: %w", op, name, ErrNotFound)
 	}
-	t, _, err := decodeTopic(key, name, kvs[0].Value, kvs[0].ModRevision)
-	return t, err
+	return decodeTopic(key, name, kvs[0].Value, kvs[0].ModRevision)
 }
 
 // ListTopics lists a namespace's topics by name.
@@ -90,7 +88,7 @@ func (s *Store) ListTopics(ctx context.Context, namespace string) ([]Topic, erro
 	}
 	var all []Topic
 	for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
-		t, _, err := decodeTopic(string(kv.Key), string(kv.Key[len(s.topicKey("")):]), kv.Value, kv.ModRevision)
+		t, err := decodeTopic(string(kv.Key), string(kv.Key[len(s.topicKey("")):]), kv.Value, kv.ModRevision)
 		if err != nil {
 			return nil, err
 		}
@@ -103,7 +101,6 @@ func (s *Store) ListTopics(ctx context.Context, namespace string) ([]Topic, erro
 // whoever finds it so may go on with that.
 func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, error) {
 	const op = "mark topic deleting"
-	mine := newOp()
 	topic, err := s.GetTopic(ctx, name)
 	if err != nil {
 		return Topic{}, err
@@ -111,7 +108,7 @@ func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, erro
 	for !topic.Deleting {
 		next := topic
 		next.Deleting = true
-		value, err := encodeTopic(next, mine)
+		value, err := encodeTopic(next)
 		if err != nil {
 			return Topic{}, fmt.Errorf("%s %q: %w", op, name, err)
 		}
@@ -131,7 +128,7 @@ func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, erro
 		if kv == nil {
 			return Topic{}, fmt.Errorf("%s %q: %w", op, name, ErrNotFound)
 		}
-		if topic, _, err = decodeTopic(key, name, kv.Value, kv.ModRevision); err != nil {
+		if topic, err = decodeTopic(key, name, kv.Value, kv.ModRevision); err != nil {
 			return Topic{}, err
 		}
 	}

@@ -78,7 +78,7 @@ func (s *Store) commitTxn(ctx context.Context, op string, t *txn) (*clientv3.Txn
 func (t *txn) results(resp *clientv3.TxnResponse) map[string]*mvccpb.KeyValue {
 	found := make(map[string]*mvccpb.KeyValue)
 	for _, r := range resp.Responses {
-		for _, kv := range r.GetResponseRange().Kvs {
+		for _, kv := range r.GetResponseRange().GetKvs() {
 			found[string(kv.Key)] = kv
 		}
 	}

@@ -1859,9 +1859,7 @@ type Topic struct {
 	// Number of partitions; 0 for a topic that is not partitioned.
 	Partitions uint32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	// Whether it is being deleted: it takes no new messages, subscriptions or ledgers.
-	Deleting bool `protobuf:"varint,3,opt,name=deleting,proto3" json:"deleting,omitempty"`
-	// Identity of the transaction that wrote this record.
-	LastOp        uint64 `protobuf:"fixed64,4,opt,name=last_op,json=lastOp,proto3" json:"last_op,omitempty"`
+	Deleting      bool `protobuf:"varint,3,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1915,13 +1913,6 @@ func (x *Topic) GetDeleting() bool {
 		return x.Deleting
 	}
 	return false
-}
-
-func (x *Topic) GetLastOp() uint64 {
-	if x != nil {
-		return x.LastOp
-	}
-	return 0
 }
 
 var File_penstock_meta_v1_meta_proto protoreflect.FileDescriptor
@@ -2078,14 +2069,13 @@ const file_penstock_meta_v1_meta_proto_rawDesc = "" +
 	"\x0e_backlog_bytesB\x15\n" +
 	"\x13_auto_create_topicsB\x1f\n" +
 	"\x1d_max_unacked_per_subscriptionB\x1b\n" +
-	"\x19_max_unacked_per_consumer\"p\n" +
+	"\x19_max_unacked_per_consumer\"W\n" +
 	"\x05Topic\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\fR\x04uuid\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x02 \x01(\rR\n" +
 	"partitions\x12\x1a\n" +
-	"\bdeleting\x18\x03 \x01(\bR\bdeleting\x12\x17\n" +
-	"\alast_op\x18\x04 \x01(\x06R\x06lastOp*\x82\x01\n" +
+	"\bdeleting\x18\x03 \x01(\bR\bdeleting*\x82\x01\n" +
 	"\vLedgerState\x12!\n" +
 	"\x1dLEDGER_STATE_OPEN_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18LEDGER_STATE_IN_RECOVERY\x10\x01\x12\x17\n" +
