@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -642,5 +644,109 @@ func TestReplacedOwnerInGoodFaith(t *testing.T) {
 	}
 	if d, err := s.Receive(t.Context()); err != nil || string(d.Value) != string(value(0)) {
 		t.Fatal(d, err)
+	}
+}
+
+// freezer dials connections whose reads stop on demand: what comes over a network that swallows everything.
+type freezer struct {
+	mu     sync.Mutex
+	frozen chan struct{} // closed: the connections made so far are dead
+	dials  int
+}
+
+type frozenConn struct {
+	net.Conn
+	dead chan struct{}
+}
+
+func (c *frozenConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	select {
+	case <-c.dead:
+		if err == nil { // swallow it, and what follows, until closed
+			_, err = io.Copy(io.Discard, c.Conn)
+		}
+		return 0, fmt.Errorf("closed: %w", err)
+	default:
+	}
+	return n, err
+}
+
+func (f *freezer) dial(ctx context.Context, addr string) (net.Conn, error) {
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dials++
+	return &frozenConn{Conn: c, dead: f.frozen}, nil
+}
+
+func (f *freezer) freeze() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.frozen)
+	f.frozen = make(chan struct{})
+}
+
+// TestDeadConnection: a connection that has silently died is given up and made again, also when nobody else
+// serves the topic.
+func TestDeadConnection(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 1)
+	f := &freezer{frozen: make(chan struct{})}
+	c := connect(t, cl.urls(), client.WithDialer(f.dial), client.WithLiveness(20*time.Millisecond, 100*time.Millisecond))
+	s := subscribe(t, c, client.WithType(client.Shared))
+	f.freeze()
+	p := openProducer(t, connect(t, cl.urls()))
+	if _, err := p.Publish(t.Context(), &client.Message{Value: value(0)}); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := s.Receive(t.Context()); err != nil || string(d.Value) != string(value(0)) {
+		t.Fatal(d, err)
+	}
+}
+
+// TestPrefetchBytes: a consumer that was let have many small messages holds large ones back that it has no room
+// for, and yet gets the answer to an acknowledgement, which comes down the same stream.
+func TestPrefetchBytes(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 1)
+	c := connect(t, cl.urls())
+	p := openProducer(t, c, client.WithoutBatching())
+	s := subscribe(t, c, client.WithPrefetch(1000, 1<<20))
+	publish := func(n, size int) {
+		for range n {
+			p.PublishAsync(t.Context(), &client.Message{Value: make([]byte, size)})
+		}
+		if err := p.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	receive := func() *client.Delivery {
+		d, err := s.Receive(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	const size, n = 600 << 10, 12
+	for range 20 {
+		publish(1, 1)
+		receive()
+	}
+	publish(n, size)
+	for i := range n {
+		if got := s.Buffered(); got > 1<<20+size+64 {
+			t.Fatalf("%d bytes are buffered", got)
+		}
+		d := receive()
+		if i == n/2 {
+			if err := d.Ack(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
 	}
 }

@@ -17,7 +17,7 @@ type flow struct {
 }
 
 // firstMean is the size that a message is taken to have before the first one came.
-const firstMean = 64 << 10
+const firstMean = 1 << 20
 
 // connected says that a new stream is open: the broker holds no permits, and nothing of the old one is kept.
 func (f *flow) connected() { f.outstanding, f.buffered, f.bytes = 0, 0, 0 }

@@ -109,16 +109,21 @@ func TestFlowModel(t *testing.T) {
 func TestFlowLearnsSize(t *testing.T) {
 	t.Parallel()
 	f := flow{maxMessages: 1000, maxBytes: 10 << 20}
-	if n := f.grant(); n != 160 {
+	if n := f.grant(); n != 10 {
 		t.Fatalf("%d permits before the first message", n)
 	}
+	f.received(1, 1, 1<<10)
+	f.consumed(1 << 10)
+	if n := f.grant(); n != 991 {
+		t.Fatalf("%d permits more for messages of 1 KiB", n)
+	}
 	for range 40 {
-		f.received(1, 1, 1<<20)
-		f.consumed(1 << 20)
+		f.received(1, 1, 2<<20)
+		f.consumed(2 << 20)
 	}
 	f.connected()
-	if n := f.grant(); n != 10 {
-		t.Fatalf("%d permits for messages of 1 MiB", n)
+	if n := f.grant(); n != 5 {
+		t.Fatalf("%d permits for messages of 2 MiB", n)
 	}
 }
 

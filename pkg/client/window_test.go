@@ -15,14 +15,15 @@ import (
 
 // windowScript drives a window by hand, with a clock that only it moves.
 type windowScript struct {
-	t   testing.TB
+	t   *testing.T
 	w   window
 	now time.Time
 	out map[*Receipt]*outcome
 	got effects // credit summed up
 }
 
-func newWindowScript(t testing.TB, b Batching, dedup bool) *windowScript {
+func newWindowScript(t *testing.T, b Batching, dedup bool) *windowScript {
+	t.Helper()
 	return &windowScript{t: t, w: newWindow("t", b, dedup), now: time.Unix(1, 0), out: make(map[*Receipt]*outcome)}
 }
 
