@@ -385,24 +385,23 @@ func (c *RecoveryCore) replace(bad quorum.Set) {
 		return
 	}
 	c.haveCandidates = false
-	keep := slices.Clone(c.ensemble)
 	for _, s := range c.ensemble {
 		if !slices.Contains(c.used, s.UUID) {
 			c.used = append(c.used, s.UUID)
 		}
 	}
-	bad.Each(func(i int) { keep[i] = meta.Slot{} })
-	req := PlaceRequest{
-		Replication: c.m.Replication, Candidates: c.candidates, Exclude: c.used, Keep: keep,
-		Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(c.m.ID)<<8|uint64(c.m.Term&0xff))), //nolint:gosec // spreads load, guards nothing
-	}
-	slots, err := Place(req)
+	slots, err := c.place(c.ensemble, bad)
 	if err != nil {
-		// Nobody is told of an acknowledgement here, so copies in fewer zones do until repair has spread them.
-		req.Replication.MinZones = 0
-		slots, err = Place(req)
+		// Not all of them can be replaced, and need not be: as few copies as count are enough.
+		all := bad
+		bad, slots = 0, c.ensemble
+		all.Each(func(i int) {
+			if s, err := c.place(slots, 1<<i); err == nil {
+				slots, bad = s, bad|1<<i
+			}
+		})
 	}
-	if err != nil {
+	if bad == 0 {
 		c.fail(fmt.Errorf("write back to ledger %d: %w: %w", c.m.ID, ErrWriteBack, err))
 		return
 	}
@@ -421,6 +420,22 @@ func (c *RecoveryCore) replace(bad quorum.Set) {
 		r.writeBy = c.now.Add(c.cfg.RequestTimeout)
 		c.write(r)
 	}
+}
+
+// place returns the ensemble with the open slots filled anew.
+func (c *RecoveryCore) place(ensemble []meta.Slot, open quorum.Set) ([]meta.Slot, error) {
+	req := PlaceRequest{
+		Replication: c.m.Replication, Candidates: c.candidates, Exclude: c.used, Keep: slices.Clone(ensemble),
+		Rand: rand.New(rand.NewPCG(c.cfg.Seed, uint64(c.m.ID)<<8|uint64(c.m.Term&0xff))), //nolint:gosec // spreads load, guards nothing
+	}
+	open.Each(func(i int) { req.Keep[i] = meta.Slot{} })
+	slots, err := Place(req)
+	if err != nil {
+		// Nobody is told of an acknowledgement here, so copies in fewer zones do until repair has spread them.
+		req.Replication.MinZones = 0
+		slots, err = Place(req)
+	}
+	return slots, err
 }
 
 func (c *RecoveryCore) finish() {

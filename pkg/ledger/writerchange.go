@@ -100,7 +100,7 @@ func (c *WriterCore) evaluate() {
 	var hard, late, leaving quorum.Set
 	for i := range c.slots {
 		s := &c.slots[i]
-		if s.leaving {
+		if s.leaving || s.refuses {
 			leaving |= 1 << i
 		}
 		if !s.suspect {
@@ -427,7 +427,7 @@ func (c *WriterCore) Deadline() time.Time {
 			}
 		case !s.suspect && s.inflight > 0:
 			by(s.progress.Add(c.cfg.SuspectAfter))
-		case s.leaving && c.change.failedAt.IsZero():
+		case (s.leaving || s.refuses) && c.change.failedAt.IsZero():
 			by(c.now.Add(c.cfg.RetryAfter))
 		}
 	}

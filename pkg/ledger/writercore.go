@@ -104,7 +104,8 @@ type slotState struct {
 	soft     bool // suspect for being overloaded: not a reason to change at once
 	since    time.Time
 	retryAt  time.Time
-	leaving  bool // read-only or draining
+	leaving  bool // registered as read-only or draining
+	refuses  bool // said so itself, ahead of its registration
 }
 
 type pendingEntry struct {
@@ -357,10 +358,11 @@ func (c *WriterCore) Ack(e entry.EntryID, slot int, uuid entry.StorageUUID) {
 		s.inflight--
 	}
 	s.progress = c.now
-	if !c.track.Ack(e, slot) {
-		return
-	}
-	if !p.lost.Has(slot) {
+	s.refuses = false
+	// A copy that was given up does not count any more. It may come from an identity that has left the slot and
+	// come back since: then the entry's own fragment names another one.
+	news := !p.lost.Has(slot) && c.track.Ack(e, slot)
+	if news {
 		s.unacked -= int64(p.size + entryOverhead)
 	}
 	if s.suspect && s.unacked <= c.cfg.StragglerBytes/2 {
@@ -369,10 +371,12 @@ func (c *WriterCore) Ack(e entry.EntryID, slot int, uuid entry.StorageUUID) {
 			c.sendMissing(slot)
 		}
 	}
-	if e <= c.track.LAC() {
+	switch {
+	case !news:
+	case e <= c.track.LAC():
 		c.settle(e)
 		c.completeAll()
-	} else {
+	default:
 		c.confirm()
 	}
 	c.evaluate()
@@ -403,7 +407,7 @@ func (c *WriterCore) Fail(e entry.EntryID, slot int, uuid entry.StorageUUID, cod
 	}
 	switch code {
 	case bookiewire.ReadOnly:
-		s.leaving = true
+		s.refuses = true
 	case bookiewire.NotAdmitted:
 		c.change.verify = true
 	}

@@ -1,0 +1,53 @@
+package ledger_test
+
+import (
+	"flag"
+	"strings"
+	"testing"
+)
+
+var (
+	simSeeds = flag.Uint64("sim.seeds", 2000, "how many seeds the simulation runs")
+	simSeed  = flag.Uint64("sim.seed", 0, "run one seed of the simulation, and print what happens")
+)
+
+// TestSimulation runs the cores against bookies, metadata and repair that delay, reorder, lose and fail, and checks the
+// protocol's invariants. A failure prints its seed; -sim.seed=N shows the story.
+func TestSimulation(t *testing.T) {
+	t.Parallel()
+	if *simSeed != 0 {
+		s := newSim(*simSeed)
+		s.verbose = true
+		err := s.run()
+		t.Logf("\n%s", strings.Join(s.trace, "\n"))
+		if err != nil {
+			t.Fatalf("seed %d %+v: %v", *simSeed, s.r, err)
+		}
+		return
+	}
+	const shards = 4
+	var total [shards]tally
+	t.Run("shards", func(t *testing.T) {
+		for shard := range uint64(shards) {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				for seed := 1 + shard; seed <= *simSeeds; seed += shards {
+					s := newSim(seed)
+					if err := s.run(); err != nil {
+						t.Fatalf("seed %d %+v: %v", seed, s.r, err)
+					}
+					total[shard].add(s)
+				}
+			})
+		}
+	})
+	var sum tally
+	for _, k := range total {
+		sum.merge(k)
+	}
+	t.Logf("%+v", sum)
+	// A simulation in which nothing happens proves nothing.
+	if sum.Changes == 0 || sum.Recovered == 0 || sum.Closed == 0 || sum.Repairs == 0 || sum.All == 0 || sum.Dropped == 0 {
+		t.Errorf("some story never happened: %+v", sum)
+	}
+}
