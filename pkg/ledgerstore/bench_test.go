@@ -1,7 +1,6 @@
 package ledgerstore
 
 import (
-	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 )
 
 func benchConfig(b *testing.B) Config {
+	b.Helper()
 	return Config{Dir: b.TempDir() + "/data", Cluster: testCluster, Storage: testStorage, CompactBytesPerSecond: -1}
 }
 
@@ -42,6 +42,7 @@ func BenchmarkGroupCommit(b *testing.B) {
 
 // addWindow keeps up to window adds of one ledger on their way, reusing them as a connection does.
 func addWindow(b *testing.B, s *Store, l entry.LedgerID, payload []byte, window int, left *atomic.Int64) {
+	b.Helper()
 	idle := make(chan *Add, window)
 	for range window {
 		a := &Add{}
@@ -104,7 +105,7 @@ func BenchmarkRestart(b *testing.B) {
 		writeUnsealed(b, cfg, 4)
 		b.StartTimer()
 		began := time.Now()
-		s, err := Open(context.Background(), cfg, vfs.OS(), quiet, nil)
+		s, err := Open(b.Context(), cfg, vfs.OS(), quiet, nil)
 		total += time.Since(began)
 		b.StopTimer()
 		if err != nil {
@@ -119,6 +120,7 @@ func BenchmarkRestart(b *testing.B) {
 
 // writeUnsealed fills n segments without sealing them.
 func writeUnsealed(b *testing.B, cfg Config, n int) {
+	b.Helper()
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		b.Fatal(err)

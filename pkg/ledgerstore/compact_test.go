@@ -1,7 +1,6 @@
 package ledgerstore
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -12,24 +11,24 @@ import (
 )
 
 // compactAll compacts until there is nothing to do, and returns what was freed.
-func compactAll(t testing.TB, s *Store) (freed int64) {
-	t.Helper()
+func compactAll(tb testing.TB, s *Store) (freed int64) {
+	tb.Helper()
 	for range 100 {
-		n, err := s.CompactOnce(context.Background())
-		must(t, err)
+		n, err := s.CompactOnce(tb.Context())
+		must(tb, err)
 		if n == 0 {
 			return freed
 		}
 		freed += n
 	}
-	t.Fatal("compaction does not end")
+	tb.Fatal("compaction does not end")
 	return 0
 }
 
-func segmentFiles(t testing.TB, fs vfs.FS, dir string) (segments, spares int) {
-	t.Helper()
+func segmentFiles(tb testing.TB, fs vfs.FS, dir string) (segments, spares int) {
+	tb.Helper()
 	names, err := fs.List(dir)
-	must(t, err)
+	must(tb, err)
 	for _, n := range names {
 		switch _, _, ok := parseSegmentName(n); {
 		case ok:
@@ -43,7 +42,7 @@ func segmentFiles(t testing.TB, fs vfs.FS, dir string) (segments, spares int) {
 
 func TestDeadSegmentsAreUnlinked(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := t.Context()
 	fs := vfs.NewMem()
 	s := openStore(t, small(), fs)
 	fill(t, s, 1, 0, 1500, 100)
@@ -74,11 +73,11 @@ func TestDeadSegmentsAreUnlinked(t *testing.T) {
 }
 
 // interleave fills segments with one ledger that stays and one that goes.
-func interleave(t testing.TB, s *Store, stays, goes entry.LedgerID, n entry.EntryID) {
-	t.Helper()
+func interleave(tb testing.TB, s *Store, stays, goes entry.LedgerID, n entry.EntryID) {
+	tb.Helper()
 	for e := entry.EntryID(0); e < n; e += 10 {
-		fill(t, s, stays, e, e+4, 100)
-		fill(t, s, goes, e, e+10, 100)
+		fill(tb, s, stays, e, e+4, 100)
+		fill(tb, s, goes, e, e+10, 100)
 	}
 	waitSealed(s)
 }
@@ -102,7 +101,7 @@ func TestHalfDeadSegmentsAreRewritten(t *testing.T) {
 		}
 	}
 	before, _ := segmentFiles(t, fs, "/data")
-	must(t, s.DeleteLedger(context.Background(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2))
 	if compactAll(t, s) <= 0 {
 		t.Fatal("nothing freed")
 	}
@@ -122,7 +121,7 @@ func TestHalfDeadSegmentsAreRewritten(t *testing.T) {
 // BOOKKEEPER-500, -815, #208: a fence survives restart, compaction of the segment it stands in, and a full disk.
 func TestB20FenceSurvives(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := t.Context()
 	fs := vfs.NewMem()
 	s := openStore(t, small(), fs)
 	must(t, add(s, 1, 0))
@@ -188,11 +187,11 @@ func TestB28OldSegmentsGoLast(t *testing.T) {
 			fs := vfs.NewFaulty(mem)
 			s := openStore(t, small(), fs)
 			interleave(t, s, 1, 2, 1000)
-			must(t, s.DeleteLedger(context.Background(), 2))
+			must(t, s.DeleteLedger(t.Context(), 2))
 			removed := fs.Calls(vfs.OpRemove)
 			rule.Err = errDisk
 			fs.Add(rule)
-			if _, err := s.CompactOnce(context.Background()); err == nil {
+			if _, err := s.CompactOnce(t.Context()); err == nil {
 				t.Fatal("compacted in spite of the failure")
 			}
 			names, err := fs.List("/data")
@@ -220,10 +219,10 @@ func TestCompactionKeepsWhatItCannotRead(t *testing.T) {
 	cfg.CacheBytes = 1
 	s := openStore(t, cfg, fs)
 	interleave(t, s, 1, 2, 300)
-	must(t, s.DeleteLedger(context.Background(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2))
 	victims, _ := s.chooseVictims()
 	rule := fs.Add(vfs.Rule{Op: vfs.OpRead, Path: segmentName(victims[0].seq, 0), Flips: []vfs.Flip{{Offset: 4096 + 48 + 56 + 3, Mask: 4}}})
-	if _, err := s.CompactOnce(context.Background()); err == nil {
+	if _, err := s.CompactOnce(t.Context()); err == nil {
 		t.Fatal("copied damage")
 	}
 	rule.Remove()
@@ -239,7 +238,7 @@ func TestCompactionKeepsWhatItCannotRead(t *testing.T) {
 // #4462, pulsar #20094: fenced, deleted, collected; a zombie's add, admitted before, must not bring the ledger back.
 func TestB32ZombieAfterDelete(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := t.Context()
 	s := openStore(t, small(), vfs.NewMem())
 	must(t, add(s, 1, 0))
 	_, err := fence(s, 1, 1)
@@ -291,7 +290,7 @@ func TestFenceOutdatesAdmission(t *testing.T) {
 // A ledger that was deleted here may be brought back by repair. Its old entries stay dead, whatever is compacted.
 func TestRepairAfterDelete(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := t.Context()
 	s := openStore(t, small(), vfs.NewMem())
 	fill(t, s, 1, 0, 400, 100)
 	must(t, s.DeleteLedger(ctx, 1))
@@ -332,7 +331,7 @@ func TestReadsDuringCompaction(t *testing.T) {
 	cfg.CacheBytes = 1
 	s := openStore(t, cfg, vfs.NewMem())
 	interleave(t, s, 1, 2, 1000)
-	must(t, s.DeleteLedger(context.Background(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2))
 	stop := make(chan struct{})
 	errs := make(chan error, 4)
 	for i := range 4 {

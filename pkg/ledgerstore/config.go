@@ -85,11 +85,11 @@ func setDefault[T comparable](v *T, to T) {
 type State uint8
 
 const (
-	// Writable: everything.
+	// Writable takes everything.
 	Writable State = iota
-	// ReadOnly: no new ledgers.
+	// ReadOnly takes no new ledgers.
 	ReadOnly
-	// Full: only recovery's and repair's writes, fences and other control records, deletion and compaction.
+	// Full takes only recovery's and repair's writes, fences and other control records, deletion and compaction.
 	Full
 )
 

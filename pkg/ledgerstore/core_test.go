@@ -87,6 +87,7 @@ func (d *script) newSegment() *Segment {
 }
 
 func (d *script) run(t *testing.T, commands string) string {
+	t.Helper()
 	d.out.Reset()
 	for line := range strings.Lines(commands) {
 		line = strings.TrimSpace(line)
@@ -226,7 +227,7 @@ func (d *script) print(rd Ready) {
 		d.groups = append(d.groups, b)
 		fmt.Fprintf(&d.out, "append group %d to segment %d, durable %d:", len(d.groups), b.Segment.seq, b.DurableUpto)
 		for _, r := range b.Records {
-			switch r.Kind { //nolint:exhaustive // the others have nothing to add
+			switch r.Kind {
 			case segment.KindEntry:
 				fmt.Fprintf(&d.out, " %d:%d", r.Ledger, r.Entry)
 			case segment.KindFence:

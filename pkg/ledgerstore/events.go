@@ -249,6 +249,10 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 			c.refuse(it, errDiffers, false)
 			return true
 		}
+		if it.rec.Term > l.acceptedTerm {
+			c.behindTerm(it, l)
+			return true
+		}
 		it.next, first.next = first.next, it
 		return true
 	}
@@ -284,10 +288,19 @@ func (c *Core) stepChecked(ev *Checked) {
 			c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
 		case !ev.Same:
 			c.reply(it, errDiffers)
+		case a.Term > l.acceptedTerm:
+			c.behindTerm(it, l)
 		default:
 			c.reply(it, nil)
 		}
 	}
+}
+
+// behindTerm answers a duplicate of a recovery that began elsewhere. As with a first copy its term counts here from
+// now on, durably before the answer; otherwise an older recovery could still write after it.
+func (c *Core) behindTerm(it *item, l *ledger) {
+	c.raiseTerm(l, it.rec.Term, &item{})
+	c.behind(it)
 }
 
 // raiseTerm accepts a term above the ledger's. Whoever was admitted to the ledger before must be so again.
@@ -421,7 +434,7 @@ func (c *Core) stepCarry(ev *Carry) {
 		default:
 			c.enqueue(&item{urgent: true, rec: segment.Record{
 				Kind: segment.KindTombstone, Ledger: id,
-				Nonce: t.at.seq, Term: entry.Term(t.at.offset), //nolint:gosec // offsets are positive
+				Nonce: t.at.seq, Term: entry.Term(t.at.offset),
 			}})
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -34,29 +33,29 @@ func small() Config {
 	}
 }
 
-var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+var quiet = slog.New(slog.DiscardHandler)
 
-func openStore(t testing.TB, cfg Config, fs vfs.FS) *Store {
-	t.Helper()
-	s, err := Open(context.Background(), cfg, fs, quiet, nil)
+func openStore(tb testing.TB, cfg Config, fs vfs.FS) *Store {
+	tb.Helper()
+	s, err := Open(tb.Context(), cfg, fs, quiet, nil)
 	if err != nil {
-		t.Fatalf("open: %v", err)
+		tb.Fatalf("open: %v", err)
 	}
-	t.Cleanup(func() { closeStore(t, s) })
+	tb.Cleanup(func() { closeStore(tb, s) })
 	return s
 }
 
-func closeStore(t testing.TB, s *Store) {
-	t.Helper()
+func closeStore(tb testing.TB, s *Store) {
+	tb.Helper()
 	if err := s.Close(); err != nil && !errors.Is(err, vfs.ErrPowerCut) {
-		t.Errorf("close: %v", err)
+		tb.Errorf("close: %v", err)
 	}
 }
 
-func reopen(t testing.TB, s *Store) *Store {
-	t.Helper()
-	closeStore(t, s)
-	return openStore(t, s.cfg, s.fs)
+func reopen(tb testing.TB, s *Store) *Store {
+	tb.Helper()
+	closeStore(tb, s)
+	return openStore(tb, s.cfg, s.fs)
 }
 
 // body is the one value that an entry has.
@@ -137,34 +136,34 @@ func codeOf(err error) bookiewire.Code {
 	return bookiewire.Disconnected
 }
 
-func wantCode(t testing.TB, err error, want bookiewire.Code) {
-	t.Helper()
+func wantCode(tb testing.TB, err error, want bookiewire.Code) {
+	tb.Helper()
 	if got := codeOf(err); got != want {
-		t.Fatalf("answer is %v (%v), want %v", got, err, want)
+		tb.Fatalf("answer is %v (%v), want %v", got, err, want)
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func wantEntry(t testing.TB, s *Store, l entry.LedgerID, e entry.EntryID, want []byte) {
-	t.Helper()
+func wantEntry(tb testing.TB, s *Store, l entry.LedgerID, e entry.EntryID, want []byte) {
+	tb.Helper()
 	got, err := readOne(s, l, e)
 	if err != nil {
-		t.Fatalf("read %d:%d: %v", l, e, err)
+		tb.Fatalf("read %d:%d: %v", l, e, err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatalf("entry %d:%d is %q, want %q", l, e, got, want)
+		tb.Fatalf("entry %d:%d is %q, want %q", l, e, got, want)
 	}
 }
 
 // fill adds entries [from, to) of a ledger and waits for all.
-func fill(t testing.TB, s *Store, l entry.LedgerID, from, to entry.EntryID, size int) {
-	t.Helper()
+func fill(tb testing.TB, s *Store, l entry.LedgerID, from, to entry.EntryID, size int) {
+	tb.Helper()
 	var wg sync.WaitGroup
 	errs := make(chan error, to-from)
 	for e := from; e < to; e++ {
@@ -179,7 +178,7 @@ func fill(t testing.TB, s *Store, l entry.LedgerID, from, to entry.EntryID, size
 	wg.Wait()
 	close(errs)
 	for err := range errs {
-		t.Fatalf("fill ledger %d: %v", l, err)
+		tb.Fatalf("fill ledger %d: %v", l, err)
 	}
 }
 

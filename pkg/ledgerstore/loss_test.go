@@ -1,7 +1,6 @@
 package ledgerstore
 
 import (
-	"context"
 	"slices"
 	"testing"
 
@@ -11,57 +10,57 @@ import (
 )
 
 // damage flips one byte of a file at rest.
-func damage(t testing.TB, fs vfs.FS, path string, off int64) {
-	t.Helper()
+func damage(tb testing.TB, fs vfs.FS, path string, off int64) {
+	tb.Helper()
 	f, err := fs.Open(path)
-	must(t, err)
+	must(tb, err)
 	var b [1]byte
 	_, err = f.ReadAt(b[:], off)
-	must(t, err)
+	must(tb, err)
 	b[0] ^= 0x55
 	_, err = f.WriteAt(b[:], off)
-	must(t, err)
-	must(t, f.Sync())
-	must(t, f.Close())
+	must(tb, err)
+	must(tb, f.Sync())
+	must(tb, f.Close())
 }
 
 // crashedStore leaves a directory as a killed process does: acknowledged entries of ledgers 1 and 2, one by one, in a
 // segment that is not sealed, and ledger 3 in one that is. Ledger 1 is fenced.
-func crashedStore(t testing.TB) (fs *vfs.Mem, unsealed, sealed *Segment) {
-	t.Helper()
+func crashedStore(tb testing.TB) (fs *vfs.Mem, unsealed, sealed *Segment) {
+	tb.Helper()
 	fs = vfs.NewMem()
-	s := openStore(t, small(), fs)
-	fill(t, s, 3, 0, 200, 100)
+	s := openStore(tb, small(), fs)
+	fill(tb, s, 3, 0, 200, 100)
 	waitSealed(s)
 	for range 3 { // what is written last says that what was before is durable
 		for e := range entry.EntryID(4) {
-			must(t, add(s, 1, e))
-			must(t, add(s, 2, e))
+			must(tb, add(s, 1, e))
+			must(tb, add(s, 2, e))
 		}
 	}
 	segs := s.segments.list()
 	sealed = segs[0]
 	unsealed = s.core.active
-	closeStore(t, s)
+	closeStore(tb, s)
 	return fs, unsealed, sealed
 }
 
 // place returns where an entry of an unsealed segment is.
-func place(t testing.TB, fs vfs.FS, l entry.LedgerID, e entry.EntryID) (path string, offset int64) {
-	t.Helper()
-	s := openStore(t, small(), fs)
+func place(tb testing.TB, fs vfs.FS, l entry.LedgerID, e entry.EntryID) (path string, offset int64) {
+	tb.Helper()
+	s := openStore(tb, small(), fs)
 	places, _ := s.locate(l, e)
 	if len(places) != 1 || !places[0].footer {
-		t.Fatalf("places %+v", places)
+		tb.Fatalf("places %+v", places)
 	}
 	r, err := places[0].seg.handle.acquireReader(s.fs, places[0].seg.path)
-	must(t, err)
+	must(tb, err)
 	loc, found, err := r.Find(l, e)
 	if err != nil || !found {
-		t.Fatalf("find: %v %v", found, err)
+		tb.Fatalf("find: %v %v", found, err)
 	}
 	places[0].seg.handle.release()
-	closeStore(t, s)
+	closeStore(tb, s)
 	return places[0].seg.path, loc.Offset
 }
 
@@ -98,7 +97,7 @@ func TestB21DamageBelowDurableMeansLimbo(t *testing.T) {
 	check()
 	// Repair: the entry is written again, and limbo ends. The fence stays.
 	must(t, add(s, 1, 1, recoveryAdd(2)))
-	must(t, s.ClearLimbo(context.Background(), 1))
+	must(t, s.ClearLimbo(t.Context(), 1))
 	s = reopen(t, s)
 	wantEntry(t, s, 1, 1, body(1, 1, 100))
 	_, err := readOne(s, 1, 9)
@@ -115,7 +114,7 @@ func TestLimboBeforeTheSeal(t *testing.T) {
 	for n := 0; ; n++ {
 		fs := before.Clone()
 		fs.CutPowerAfter(n)
-		s, err := Open(context.Background(), small(), fs, quiet, nil)
+		s, err := Open(t.Context(), small(), fs, quiet, nil)
 		done := err == nil
 		if done {
 			_ = s.Close()
@@ -136,7 +135,7 @@ func TestLimboBeforeTheSeal(t *testing.T) {
 
 func TestLostSegmentMeansLimboForAll(t *testing.T) {
 	t.Parallel()
-	ctx := context.Background()
+	ctx := t.Context()
 	for _, lose := range []string{"missing", "header", "manifest", "no manifest"} {
 		t.Run(lose, func(t *testing.T) {
 			t.Parallel()

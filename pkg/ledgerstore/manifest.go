@@ -51,7 +51,7 @@ func (m *manifest) encode() []byte {
 	b := make([]byte, 0, m.size())
 	b = append(b, manifestMagic...)
 	b = binary.BigEndian.AppendUint32(b, manifestVersion)
-	b = binary.BigEndian.AppendUint32(b, uint32(len(m.segments))) //nolint:gosec // bounded by manifestMaxSegments
+	b = binary.BigEndian.AppendUint32(b, uint32(len(m.segments)))
 	b = binary.BigEndian.AppendUint64(b, m.edition)
 	b = binary.BigEndian.AppendUint64(b, m.next)
 	b = append(b, m.cluster[:]...)
@@ -125,7 +125,7 @@ func readManifest(fs vfs.FS, dir string) (*manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open manifest: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	size, err := f.Size()
 	if err != nil {
 		return nil, fmt.Errorf("read manifest: %w", err)

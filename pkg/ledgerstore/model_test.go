@@ -91,6 +91,7 @@ func (m *model) add(t *rapid.T) {
 	case known != nil && known.entries[e] != nil:
 		if bytes.Equal(known.entries[e], a.Body) {
 			m.want(err, bookiewire.OK)
+			known.term = max(known.term, term)
 		} else {
 			m.want(err, bookiewire.BadRequest)
 		}

@@ -402,7 +402,7 @@ func (r *recovery) load() {
 			}
 			at := logPlace{seq: f.seg.seq, offset: c.Location.Offset}
 			if c.Nonce != 0 { // carried forward
-				at = logPlace{seq: c.Nonce, offset: int64(c.Term)} //nolint:gosec // was an offset
+				at = logPlace{seq: c.Nonce, offset: int64(c.Term)}
 			}
 			sh := t.shard(c.Ledger)
 			if old, ok := sh.tombs[c.Ledger]; !ok || !old.at.after(at) {

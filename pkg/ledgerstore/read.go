@@ -27,29 +27,29 @@ func (s *Store) Read(ctx context.Context, r bookiewire.Read) (bookiewire.ReadRep
 			return bookiewire.ReadReply{}, err
 		}
 	}
+	first, err := s.readEntry(r.Ledger, r.First, -1)
+	if err != nil {
+		return bookiewire.ReadReply{}, err
+	}
+	reply := bookiewire.ReadReply{Entries: []bookiewire.ReadEntry{first}}
+	left := int64(r.MaxBytes) - int64(len(first.Body))
 	stride := max(entry.EntryID(r.Stride), 1)
-	var reply bookiewire.ReadReply
-	var size int64
-	for id := r.First; len(reply.Entries) < int(r.MaxEntries) && id >= r.First; id += stride {
-		limit := int64(-1)
-		if len(reply.Entries) > 0 {
-			limit = int64(r.MaxBytes) - size
-		}
-		rec, err := s.readEntry(r.Ledger, id, limit)
-		if err != nil {
-			if len(reply.Entries) == 0 {
-				return bookiewire.ReadReply{}, err
-			}
+	for id := r.First + stride; id > r.First && len(reply.Entries) < int(r.MaxEntries) && left > 0 && ctx.Err() == nil; id += stride {
+		next, ok := s.readNext(r.Ledger, id, left)
+		if !ok {
 			break
 		}
-		size += int64(len(rec.Body))
-		reply.Entries = append(reply.Entries, rec)
-		if size >= int64(r.MaxBytes) || ctx.Err() != nil {
-			break
-		}
+		left -= int64(len(next.Body))
+		reply.Entries = append(reply.Entries, next)
 	}
 	reply.LAC = s.lac(r.Ledger)
 	return reply, nil
+}
+
+// readNext reads an entry that goes on a run; why a run ends, nobody is told.
+func (s *Store) readNext(id entry.LedgerID, e entry.EntryID, limit int64) (bookiewire.ReadEntry, bool) {
+	got, err := s.readEntry(id, e, limit)
+	return got, err == nil
 }
 
 func (s *Store) fenceAndWait(ctx context.Context, f bookiewire.Fence) error {

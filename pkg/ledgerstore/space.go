@@ -52,15 +52,15 @@ func (s *Store) measure() (State, error) {
 	s.segments.mu.RUnlock()
 	for _, name := range spares {
 		if info, err := s.fs.Stat(path.Join(s.cfg.Dir, name)); err == nil {
-			u.Free += uint64(info.Size) //nolint:gosec // sizes are positive
+			u.Free += uint64(info.Size)
 		}
 	}
 	u.Free = min(u.Free, u.Total)
 	for _, seg := range s.segments.list() {
 		live := max(seg.live.Load(), 0)
 		u.Segments++
-		u.Live += uint64(live)                         //nolint:gosec // positive
-		u.Dead += uint64(max(seg.size.Load()-live, 0)) //nolint:gosec // positive
+		u.Live += uint64(live)
+		u.Dead += uint64(max(seg.size.Load()-live, 0))
 	}
 	s.usage.Store(&u)
 	s.metrics.segments.Set(float64(u.Segments))
@@ -79,7 +79,7 @@ func (s *Store) measure() (State, error) {
 
 // setState publishes what the core says.
 func (s *Store) setState(state State) {
-	if old := State(s.state.Swap(uint32(state))); old != state { //nolint:gosec // written from a State
+	if old := State(s.state.Swap(uint32(state))); old != state {
 		s.metrics.state.Set(float64(state))
 		s.log.Info("store changes state", "from", old.String(), "to", state.String())
 		s.changed.notify()

@@ -1,7 +1,6 @@
 package ledgerstore
 
 import (
-	"context"
 	"sync"
 	"syscall"
 	"testing"
@@ -66,7 +65,7 @@ func TestWatermarks(t *testing.T) {
 		must(t, add(s, 1, 2, recoveryAdd(1)))
 		_, err := fence(s, 9, 1)
 		must(t, err)
-		must(t, s.DeleteLedger(context.Background(), 3))
+		must(t, s.DeleteLedger(t.Context(), 3))
 		must(t, writeLAC(s, 1, 2))
 		wantEntry(t, s, 1, 0, body(1, 0, 100))
 
@@ -138,7 +137,7 @@ func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 	}
 	s = reopen(t, s)
 	check()
-	must(t, s.DeleteLedger(context.Background(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1))
 	if compactAll(t, s) <= 0 {
 		t.Error("compaction frees nothing on a full disk")
 	}

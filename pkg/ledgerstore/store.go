@@ -228,7 +228,7 @@ func (s *Store) Loss() Loss {
 }
 
 // State is what the store takes now.
-func (s *Store) State() State { return State(s.state.Load()) } //nolint:gosec // written from a State
+func (s *Store) State() State { return State(s.state.Load()) }
 
 // StateChanged returns a channel that is closed at the next change of State.
 func (s *Store) StateChanged() <-chan struct{} { return s.changed.channel() }

@@ -70,7 +70,7 @@ func TestReadRange(t *testing.T) {
 		{bookiewire.Read{First: 105, Stride: 1, MaxEntries: 50, MaxBytes: 1 << 20}, []entry.EntryID{105}},
 	} {
 		c.read.Ledger = 1
-		reply, err := s.Read(context.Background(), c.read)
+		reply, err := s.Read(t.Context(), c.read)
 		must(t, err)
 		var got []entry.EntryID
 		for _, e := range reply.Entries {
@@ -257,7 +257,7 @@ func TestWaitLAC(t *testing.T) {
 		wait := func(after entry.EntryID, timeout time.Duration) <-chan entry.EntryID {
 			c := make(chan entry.EntryID, 1)
 			go func() {
-				r, err := s.WaitLAC(context.Background(), bookiewire.WaitLAC{Ledger: 1, After: after, Timeout: timeout})
+				r, err := s.WaitLAC(t.Context(), bookiewire.WaitLAC{Ledger: 1, After: after, Timeout: timeout})
 				if err != nil {
 					t.Error(err)
 				}
@@ -292,7 +292,7 @@ func TestWaitLAC(t *testing.T) {
 		if lac := <-later; lac != 1 {
 			t.Errorf("woken with %d, want 1", lac)
 		}
-		ctx, cancel := context.WithCancel(context.Background())
+		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := s.WaitLAC(ctx, bookiewire.WaitLAC{Ledger: 1, After: 9, Timeout: time.Hour}); err == nil {
 			t.Error("an ended context waits on")
@@ -321,7 +321,7 @@ func TestFailedSyncStopsTheStore(t *testing.T) {
 	wantCode(t, err, bookiewire.Unknown)
 	_, err = fence(s, 1, 1)
 	wantCode(t, err, bookiewire.Unknown)
-	wantCode(t, s.DeleteLedger(context.Background(), 1), bookiewire.Unknown)
+	wantCode(t, s.DeleteLedger(t.Context(), 1), bookiewire.Unknown)
 	s = reopen(t, s)
 	wantEntry(t, s, 1, 0, body(1, 0, 100))
 }
@@ -332,7 +332,9 @@ func TestFailedWriteStopsTheStore(t *testing.T) {
 	s := openStore(t, small(), fs)
 	fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*.seg", Times: 1, Err: errDisk})
 	wantCode(t, add(s, 1, 1), bookiewire.Unknown)
-	<-s.Fatal()
+	if err := <-s.Fatal(); err == nil {
+		t.Error("no reason given")
+	}
 	wantCode(t, add(s, 1, 2), bookiewire.Unknown)
 }
 
@@ -366,13 +368,13 @@ func TestIdentityOfAnother(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openStore(t, small(), fs)
 	must(t, add(s, 1, 0))
-	if _, err := Open(context.Background(), small(), fs, quiet, nil); err == nil {
+	if _, err := Open(t.Context(), small(), fs, quiet, nil); err == nil {
 		t.Fatal("opened twice")
 	}
 	closeStore(t, s)
 	cfg := small()
 	cfg.Storage = entry.UUID{9}
-	if _, err := Open(context.Background(), cfg, fs, quiet, nil); err == nil {
+	if _, err := Open(t.Context(), cfg, fs, quiet, nil); err == nil {
 		t.Fatal("opened another's data")
 	}
 	openStore(t, small(), fs)

@@ -174,7 +174,7 @@ func (l *ledger) addEntry(seg *Segment, id entry.EntryID, offset int64, length u
 		l.addRun(r)
 	}
 	r.first, r.last = min(r.first, id), max(r.last, id)
-	s := slot{entry: id, offset: uint32(offset), length: length} //nolint:gosec // segments end below 4 GiB
+	s := slot{entry: id, offset: uint32(offset), length: length}
 	if n := len(r.slots); n == 0 || r.slots[n-1].entry < id {
 		r.slots = append(r.slots, s)
 	} else {
