@@ -47,6 +47,7 @@ type Chain struct {
 	quiet      *sync.Cond
 	readers    []*runReader
 	stats      Stats
+	switched   chan struct{} // closed at the next ActionUse, if somebody waits
 	lost       chan struct{}
 	ended      chan struct{} // closed as asked
 }
@@ -180,6 +181,32 @@ func (c *Chain) Roll() {
 	c.handOver()
 }
 
+// RollAndWait is Roll, and waits until the ledger of that id is no longer the open one. The error is that of ctx, or why
+// the chain is lost.
+func (c *Chain) RollAndWait(ctx context.Context, id entry.LedgerID) error {
+	for {
+		c.mu.Lock()
+		if c.cur == nil || c.core.ledger != id {
+			c.mu.Unlock()
+			return nil
+		}
+		if c.switched == nil {
+			c.switched = make(chan struct{})
+		}
+		switched := c.switched
+		c.carryOut(c.core.Step(Event{Kind: EventRollWanted}))
+		c.handOver()
+		select {
+		case <-switched:
+		case <-c.lost:
+			_, err := c.Phase()
+			return err
+		case <-ctx.Done():
+			return fmt.Errorf("roll chain %s: %w", c.id, ctx.Err())
+		}
+	}
+}
+
 // Runs returns the chain's runs, oldest first. The last one, while open, has the figures of what was appended.
 func (c *Chain) Runs() []meta.Run {
 	c.mu.Lock()
@@ -296,6 +323,10 @@ func (c *Chain) carryOut(actions []Action) {
 		case ActionUse:
 			c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.moved }, a.Moved)
 			c.cur = nil
+			if c.switched != nil {
+				close(c.switched)
+				c.switched = nil
+			}
 			if a.Ledger != 0 {
 				c.adopt()
 			}

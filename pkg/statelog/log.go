@@ -39,11 +39,13 @@ type Log struct {
 	failing   bool
 	err       error
 	total     int64 // bytes of entries in the chain
+	unstored  int64 // bytes of records on their way there
 	doubt     error // damage that belongs to an unknown owner
 	rewriting bool  // a goroutine rewrites
 	stuck     bool  // … and met damage; until something is superseded
+	patient   bool  // appends wait for a log that is being shortened
+	room      chan struct{}
 	lostFired bool
-	frozen    func() // for tests: called before a rewritten batch is handed in
 }
 
 // batch is an entry in the making, then under way.
@@ -73,7 +75,7 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 		env.Now = time.Now
 	}
 	cfg = cfg.withDefaults()
-	l := &Log{env: env, cfg: cfg, index: NewIndex(), pending: budget.New(cfg.MaxPendingBytes)}
+	l := &Log{env: env, cfg: cfg, index: NewIndex(), patient: true, pending: budget.New(cfg.MaxPendingBytes)}
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	l.c, err = chain.Open(ctx, env.Chain, guard, meta.StateChain(bundle), chain.Config{
@@ -179,8 +181,11 @@ func (l *Log) append(ctx context.Context, size int64, done func(error), records 
 		return fmt.Errorf("append to state log: wait for room: %w", err)
 	}
 	l.mu.Lock()
-	if l.err != nil {
-		err := l.err
+	err := l.awaitRoom(ctx, size)
+	if err == nil {
+		err = l.err
+	}
+	if err != nil {
 		l.mu.Unlock()
 		l.pending.Release(size)
 		return fmt.Errorf("append to state log: %w", err)
@@ -203,6 +208,7 @@ func (l *Log) append(ctx context.Context, size int64, done func(error), records 
 		g.held = append(g.held, k)
 		l.index.hold(k.owner, k.name)
 	})
+	l.unstored += size
 	g := l.gather()
 	g.dones = append(g.dones, done)
 	g.user += size
@@ -292,7 +298,9 @@ func (l *Log) letGo(b *batch) {
 func (l *Log) finish(b *batch, err error) {
 	l.mu.Lock()
 	l.inFlight--
+	l.unstored -= int64(len(b.body) - headerSize)
 	l.letGo(b)
+	l.wakeWaiters()
 	if err != nil && l.err == nil {
 		l.failing = true
 	}
@@ -329,6 +337,7 @@ func (l *Log) takeAll() []*batch {
 	all := l.queue
 	l.queue = nil
 	for _, b := range all {
+		l.unstored -= int64(len(b.body) - headerSize)
 		l.letGo(b)
 	}
 	return all
@@ -344,6 +353,7 @@ func (l *Log) onLost(err error) {
 		l.err = err
 	}
 	l.lostFired = true
+	l.wakeWaiters()
 	var orphans []*batch
 	if l.inFlight == 0 {
 		orphans = l.takeAll()
@@ -478,6 +488,7 @@ func (l *Log) Close(ctx context.Context) error {
 	}
 	l.full()
 	l.flush()
+	l.wakeWaiters()
 	l.mu.Unlock()
 	l.cancel()
 	l.wg.Wait()
@@ -495,6 +506,7 @@ func (l *Log) Shutdown() {
 	if l.err == nil {
 		l.err = ErrClosed
 	}
+	l.wakeWaiters()
 	l.mu.Unlock()
 	l.cancel()
 	l.c.Shutdown()

@@ -1,8 +1,10 @@
 package statelog
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -31,11 +33,57 @@ func (l *Log) maybeRewrite() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.rewriting = false
+		l.wakeWaiters()
 		if err != nil && l.ctx.Err() == nil {
 			// Tried again with the next entry: nothing is lost by a log that is too long for a while.
 			l.env.Log.Warn("state log not shortened", "chain", string(l.c.ID()), "cause", err)
 		}
 	})
+}
+
+// patience is how long an append waits for the log to become shorter.
+const patience = time.Second
+
+// awaitRoom holds an append back while the log is near its limit, with what is under way, and is being shortened. That needs the metadata store: if
+// there is no progress for long, appends pass until there is, and the log grows. mu is held, but not while it waits.
+func (l *Log) awaitRoom(ctx context.Context, size int64) error {
+	var timer *time.Timer
+	for l.err == nil && l.patient && (l.rewriting || l.inFlight > 0) && l.total+l.unstored+size > l.limit()/8*7 {
+		if l.room == nil {
+			l.room = make(chan struct{})
+		}
+		room := l.room
+		if timer == nil {
+			timer = time.NewTimer(patience)
+			defer timer.Stop()
+		}
+		l.mu.Unlock()
+		var err error
+		passed := false
+		select {
+		case <-room:
+		case <-timer.C:
+			passed = true
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		l.mu.Lock()
+		if passed {
+			l.patient = false
+		}
+		if err != nil {
+			return fmt.Errorf("append %d bytes: wait for the log to be shortened: %w", size, err)
+		}
+	}
+	return nil
+}
+
+// wakeWaiters has appends look again. mu is held.
+func (l *Log) wakeWaiters() {
+	if l.room != nil {
+		close(l.room)
+		l.room = nil
+	}
 }
 
 // shorten rewrites the oldest live records and trims until the log is at half of its limit.
@@ -49,9 +97,16 @@ func (l *Log) shorten() error {
 			return nil
 		}
 		l.mu.Lock()
-		if l.err != nil || l.total <= l.limit()/2 || !runs[0].Closed {
+		if l.err != nil || l.total <= l.limit()/2 {
 			l.mu.Unlock()
 			return nil
+		}
+		if !runs[0].Closed {
+			l.mu.Unlock()
+			if err := l.c.RollAndWait(l.ctx, runs[0].Ledger); err != nil {
+				return err //nolint:wrapcheck // says what it was for
+			}
+			continue
 		}
 		batch, waiting := l.index.toRewrite(runs[0].Ledger, flushBytes/2)
 		var wait chan struct{}
@@ -93,6 +148,10 @@ func (l *Log) trim(run meta.Run) error {
 	for _, r := range freed {
 		l.total -= r.Bytes
 	}
+	if len(freed) > 0 {
+		l.patient = true
+	}
+	l.wakeWaiters()
 	l.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("trim: %w", err)
@@ -130,6 +189,7 @@ func (l *Log) writeAgain(batch []rewrite) error {
 		g := l.gather()
 		g.body = appendRecord(g.body, opPut, r.it.name[0], r.it.owner.name, []byte(r.it.name[1:]), r.value)
 		g.count++
+		l.unstored += int64(encodedSize(r.it.owner.name, nil, r.value) + len(r.it.name) - 1)
 		n++
 	}
 	if n == 0 {

@@ -1,0 +1,282 @@
+package statelog_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/statelog"
+)
+
+func TestRecordsSurviveATakeover(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	big := strings.Repeat("x", 3000)
+	put(t, l, rec("a", 1, "k", "1"), rec("a", 2, "k", big), rec("b", 1, "k", ""))
+	put(t, l, rec("a", 1, "k", "2"), rec("a", 1, "gone", "1"))
+	put(t, l, del("a", 1, "gone"), del("a", 1, "never there"), rec("c", 1, "k", "1"))
+	done := make(chan error, 1)
+	check(t, l.DeleteOwner(t.Context(), "c", func(err error) { done <- err }))
+	check(t, <-done)
+	want := map[string]string{"a/1/k": "2", "a/2/k": big, "b/1/k": ""}
+	if got := state(t, l); !maps.Equal(got, want) {
+		t.Fatalf("state %v", got)
+	}
+	if got := l.Owners(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Fatalf("owners %v", got)
+	}
+	fresh := f.open(f.takeover(), statelog.Config{})
+	if got := state(t, fresh); !maps.Equal(got, want) {
+		t.Fatalf("state after a takeover %v", got)
+	}
+	// The old owner stores nothing more.
+	var failed *ledger.AppendError
+	if err := l.Append(t.Context(), []statelog.Record{rec("a", 1, "k", "old")}, func(err error) { done <- err }); err == nil {
+		if err := <-done; !errors.As(err, &failed) {
+			t.Fatalf("the old owner's append: %v", err)
+		}
+	}
+	put(t, fresh, rec("a", 1, "k", "3"))
+	check(t, fresh.Close(t.Context()))
+	again := f.open(f.takeover(), statelog.Config{})
+	want["a/1/k"] = "3"
+	if got := state(t, again); !maps.Equal(got, want) {
+		t.Fatalf("state after two takeovers %v", got)
+	}
+}
+
+// Calls that come while entries are under way share an entry.
+func TestGroupCommit(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	put(t, l, rec("a", 1, "first", "1"))
+	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	var all []<-chan error
+	for i := range 100 {
+		all = append(all, start(t, l, rec("a", 1, fmt.Sprint(i), "1")))
+	}
+	release()
+	for _, done := range all {
+		check(t, <-done)
+	}
+	last := 0
+	for _, id := range f.fake.Entries(bookieclient.FakeUUID(0), l.Chain().Runs()[0].Ledger) {
+		last = int(id)
+	}
+	if last != 3 { // the first, two of one call each, and one of all the rest
+		t.Fatalf("%d entries", last+1)
+	}
+	if got := len(state(t, l)); got != 101 {
+		t.Fatalf("%d records", got)
+	}
+}
+
+func TestLargeListsAreSplitAndLimitsHold(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	value := strings.Repeat("v", statelog.MaxValue)
+	put(t, l, rec("a", 1, "0", value), rec("a", 1, "1", value), rec("a", 1, "2", "small"))
+	fresh := f.open(f.takeover(), statelog.Config{})
+	got := state(t, fresh)
+	if len(got) != 3 || got["a/1/1"] != value || got["a/1/2"] != "small" {
+		t.Fatalf("%d records", len(got))
+	}
+	for _, bad := range []statelog.Record{
+		rec("", 1, "k", "v"), rec(strings.Repeat("o", statelog.MaxOwner+1), 1, "k", "v"),
+		rec("a", 1, strings.Repeat("k", statelog.MaxKey+1), "v"), rec("a", 1, "k", value+"v"),
+	} {
+		if err := fresh.Append(t.Context(), []statelog.Record{bad}, func(error) {}); !errors.Is(err, statelog.ErrTooLarge) {
+			t.Fatalf("owner of %d, key of %d, value of %d bytes: %v", len(bad.Owner), len(bad.Key), len(bad.Value), err)
+		}
+	}
+}
+
+// A million updates of some keys: the log stays within its bound, and a takeover replays no more than that.
+func TestBoundedUnderAMillionUpdates(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	const updates, keys, perCall = 1_000_000, 2000, 500
+	var mu sync.Mutex
+	var first error
+	var wg sync.WaitGroup
+	worst := 0.0
+	records := make([]statelog.Record, perCall)
+	for i := range updates / perCall {
+		for j := range records {
+			n := i*perCall + j
+			key := n % keys
+			if n%7 != 0 {
+				key = n % 97 // most updates go to few keys
+			}
+			records[j] = rec(fmt.Sprint("owner-", key%50), 1, fmt.Sprint(key), fmt.Sprintf("%030d", n))
+		}
+		wg.Add(1)
+		check(t, l.Append(t.Context(), records, func(err error) {
+			defer wg.Done()
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil && first == nil {
+				first = err
+			}
+		}))
+		if i%20 == 19 {
+			wg.Wait()
+		}
+		total, live := l.Size()
+		worst = max(worst, float64(total)/float64(max(8<<20, 4*live)))
+	}
+	wg.Wait()
+	check(t, first)
+	t.Logf("largest size was %.2f of the bound", worst)
+	if worst > 1 {
+		t.Fatalf("the log grew to %.2f of its bound", worst)
+	}
+	want := state(t, l)
+	fresh := f.open(f.takeover(), statelog.Config{})
+	if total, live := fresh.Size(); total > max(8<<20, 4*live) {
+		t.Fatalf("replayed %d bytes for %d live ones", total, live)
+	}
+	if got := state(t, fresh); !maps.Equal(got, want) {
+		t.Fatalf("%d records after the takeover, %d before, or others", len(got), len(want))
+	}
+}
+
+// Whatever is updated, deleted, rewritten, trimmed and taken over in between: the replayed state is what was stored.
+func TestCrashAtRandomReplaysTheSame(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		f := newCluster(t, 3)
+		cfg := statelog.Config{FloorBytes: 6000}
+		l := f.open(f.takeover(), cfg)
+		defer func() { l.Shutdown() }()
+		want := map[string]string{}
+		for range rapid.IntRange(2, 15).Draw(rt, "rounds") {
+			switch rapid.IntRange(0, 9).Draw(rt, "what") {
+			case 0: // crash: the old owner is left as it is
+				old := l
+				l = f.open(f.takeover(), cfg)
+				old.Shutdown()
+				if got := state(t, l); !maps.Equal(got, want) {
+					rt.Fatalf("state %v, want %v", got, want)
+				}
+			case 1:
+				owner := fmt.Sprint("o", rapid.IntRange(0, 3).Draw(rt, "owner"))
+				done := make(chan error, 1)
+				check(t, l.DeleteOwner(t.Context(), owner, func(err error) { done <- err }))
+				check(t, <-done)
+				for k := range want {
+					if strings.HasPrefix(k, owner+"/") {
+						delete(want, k)
+					}
+				}
+			default:
+				var all []<-chan error
+				for range rapid.IntRange(1, 8).Draw(rt, "calls") {
+					var records []statelog.Record
+					for range rapid.IntRange(1, 6).Draw(rt, "records") {
+						owner := fmt.Sprint("o", rapid.IntRange(0, 3).Draw(rt, "owner"))
+						key := fmt.Sprint(rapid.IntRange(0, 5).Draw(rt, "key"))
+						name := owner + "/1/" + key
+						if rapid.IntRange(0, 4).Draw(rt, "delete") == 0 {
+							records = append(records, del(owner, 1, key))
+							delete(want, name)
+							continue
+						}
+						value := strings.Repeat(key, rapid.SampledFrom([]int{0, 1, 100, 200, 900}).Draw(rt, "size"))
+						records = append(records, rec(owner, 1, key, value))
+						want[name] = value
+					}
+					all = append(all, start(t, l, records...))
+				}
+				for _, done := range all {
+					check(t, <-done)
+				}
+			}
+		}
+		if got := state(t, l); !maps.Equal(got, want) {
+			rt.Fatalf("state %v, want %v", got, want)
+		}
+	})
+}
+
+// A crash with appends under way keeps each call whole or not at all.
+func TestACallIsAtomic(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	put(t, l, rec("a", 1, "x", "0"), rec("a", 1, "y", "0"))
+	f.fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
+		if c.From == "owner-1" && c.Op == bookieclient.OpAdd && c.Stage == bookieclient.AtReply {
+			return bookieclient.Hold
+		}
+		return bookieclient.Deliver
+	})
+	pending := start(t, l, rec("a", 1, "x", "1"), rec("a", 1, "y", "1"))
+	_, err := f.fake.AwaitHeld(t.Context(), 3)
+	check(t, err)
+	fresh := f.open(f.takeover(), statelog.Config{})
+	got := state(t, fresh)
+	if got["a/1/x"] != got["a/1/y"] {
+		t.Fatalf("half a call: %v", got)
+	}
+	l.Shutdown()
+	var failed *ledger.AppendError
+	if err := <-pending; !errors.As(err, &failed) || failed.Outcome != ledger.Unknown {
+		t.Fatalf("told %v", err)
+	}
+}
+
+func TestNoLedgerCanBeOpenedForAWhile(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.setWritable(0, false)
+	l := f.open(f.takeover(), statelog.Config{})
+	var failed *ledger.AppendError
+	if err := <-start(t, l, rec("a", 1, "k", "1")); !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
+		t.Fatalf("told %v", err)
+	}
+	f.setWritable(0, true)
+	eventually(t, "an append", func() bool { return <-start(t, l, rec("a", 1, "k", "2")) == nil })
+	if got := state(t, l); got["a/1/k"] != "2" {
+		t.Fatalf("state %v", got)
+	}
+}
+
+func TestShutdownTellsEverybody(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	put(t, l, rec("a", 1, "k", "1"))
+	f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	var all []<-chan error
+	for i := range 20 {
+		all = append(all, start(t, l, rec("a", 1, fmt.Sprint(i), "1")))
+	}
+	l.Shutdown()
+	for _, done := range all {
+		select {
+		case err := <-done:
+			if err == nil {
+				t.Fatal("stored after all")
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("an append is never done")
+		}
+	}
+	if err := l.Append(t.Context(), []statelog.Record{rec("a", 1, "k", "1")}, nil); !errors.Is(err, statelog.ErrClosed) {
+		t.Fatalf("after shutdown: %v", err)
+	}
+}

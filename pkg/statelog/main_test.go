@@ -1,0 +1,248 @@
+package statelog_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
+	"github.com/penstock-mq/penstock/pkg/statelog"
+)
+
+// etcd is shared by all tests; each uses a cluster of its own.
+var etcd *embedetcd.Server
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "statelog-test-")
+		if err != nil {
+			panic(err)
+		}
+		defer func() { _ = os.RemoveAll(dir) }()
+		if etcd, err = embedetcd.Start(context.Background(), embedetcd.Config{Dir: dir, UnsafeNoFsync: true}); err != nil {
+			panic(err)
+		}
+		code := m.Run()
+		if err := etcd.Close(); err != nil {
+			panic(err)
+		}
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return code
+	}())
+}
+
+const (
+	bundle = meta.BundleID("public/default/3")
+)
+
+var clusters atomic.Int64
+
+// cluster is a metadata store, bookies, and the present owner of one bundle.
+type cluster struct {
+	t      testing.TB
+	store  *meta.Store
+	meta   *faultyMeta
+	fake   *bookieclient.Fake
+	ticker *ledger.Ticker
+	ids    *chain.IDs
+	owners int
+
+	mu         sync.Mutex
+	candidates []ledger.Candidate
+}
+
+func newCluster(t testing.TB, bookies int) *cluster {
+	t.Helper()
+	f := &cluster{t: t, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
+	t.Cleanup(func() {
+		f.fake.Close()
+		f.ticker.Close()
+	})
+	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
+	_, err := f.store.EnsureCluster(t.Context())
+	check(t, err)
+	f.meta = &faultyMeta{Metadata: f.store}
+	f.ids = chain.NewIDs(f.store, 0)
+	for _, b := range bookieclient.FakeUUIDs(bookies) {
+		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
+	}
+	return f
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// takeover makes a new broker the owner of the bundle.
+func (f *cluster) takeover() meta.Guard {
+	f.t.Helper()
+	lease, err := etcd.Client().Grant(f.t.Context(), 600)
+	check(f.t, err)
+	now, err := f.store.GetOwner(f.t.Context(), bundle)
+	if err != nil && !errors.Is(err, meta.ErrNotFound) {
+		f.t.Fatal(err)
+	}
+	expect := meta.ExpectNone()
+	if now.Broker != "" {
+		expect = meta.ExpectOwner(now)
+	}
+	f.owners++
+	id := fmt.Sprintf("b%d", f.owners)
+	o, err := f.store.TakeBundle(f.t.Context(), bundle, meta.BrokerInfo{ID: id, URL: "penstock://" + id + ":7650"}, lease.ID, expect)
+	check(f.t, err)
+	return meta.Guard{Bundle: bundle, Epoch: o.Epoch}
+}
+
+func (f *cluster) setWritable(n int, on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.candidates[n].Writable = on
+}
+
+func (f *cluster) env() chain.Env {
+	return chain.Env{
+		Ledger: ledger.Env{
+			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
+			Candidates: func() []ledger.Candidate {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				return append([]ledger.Candidate(nil), f.candidates...)
+			},
+			Config: ledger.Config{
+				SuspectAfter: 50 * time.Millisecond, DelayedChange: 50 * time.Millisecond, RetryAfter: 10 * time.Millisecond,
+				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
+			},
+		},
+		Meta: f.meta, IDs: f.ids,
+	}
+}
+
+// faultyMeta is the metadata store with a valve.
+type faultyMeta struct {
+	chain.Metadata
+	mu     sync.Mutex
+	fail   error        // of every call
+	before func(string) // each transaction
+	after  func(string) error
+}
+
+func (m *faultyMeta) set(fail error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fail = fail
+}
+
+func (m *faultyMeta) hooks(before func(string), after func(string) error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.before, m.after = before, after
+}
+
+func (m *faultyMeta) enter(op string) (func(string) error, error) {
+	m.mu.Lock()
+	fail, before, after := m.fail, m.before, m.after
+	m.mu.Unlock()
+	if before != nil {
+		before(op)
+	}
+	return after, fail
+}
+
+func (m *faultyMeta) GetChain(ctx context.Context, id meta.ChainID) (meta.Chain, error) {
+	if _, err := m.enter("get chain"); err != nil {
+		return meta.Chain{}, err
+	}
+	return m.Metadata.GetChain(ctx, id)
+}
+
+func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
+	after, err := m.enter("open")
+	if err != nil {
+		return meta.Chain{}, meta.Ledger{}, err
+	}
+	c, l, err = m.Metadata.OpenLedger(ctx, g, c, l, closing)
+	if after != nil && err == nil {
+		err = after("open")
+	}
+	return c, l, err
+}
+
+func (m *faultyMeta) CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error) {
+	if _, err := m.enter("close"); err != nil {
+		return meta.Chain{}, meta.Ledger{}, err
+	}
+	return m.Metadata.CloseLedger(ctx, g, c, closing)
+}
+
+// eventually waits for what nothing announces.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func (f *cluster) open(guard meta.Guard, cfg statelog.Config) *statelog.Log {
+	f.t.Helper()
+	l, err := statelog.Open(f.t.Context(), statelog.Env{Chain: f.env()}, guard, bundle, cfg)
+	check(f.t, err)
+	f.t.Cleanup(l.Shutdown)
+	return l
+}
+
+// put stores records and waits.
+func put(t testing.TB, l *statelog.Log, records ...statelog.Record) {
+	t.Helper()
+	check(t, <-start(t, l, records...))
+}
+
+// start appends records; the channel tells the outcome.
+func start(t testing.TB, l *statelog.Log, records ...statelog.Record) <-chan error {
+	t.Helper()
+	done := make(chan error, 1)
+	check(t, l.Append(t.Context(), records, func(err error) { done <- err }))
+	return done
+}
+
+func rec(owner string, kind uint8, key, value string) statelog.Record {
+	return statelog.Record{Owner: owner, Kind: kind, Key: []byte(key), Value: []byte(value)}
+}
+
+func del(owner string, kind uint8, key string) statelog.Record {
+	return statelog.Record{Owner: owner, Kind: kind, Key: []byte(key), Delete: true}
+}
+
+// state is everything live, as owner/kind/key → value.
+func state(t testing.TB, l *statelog.Log) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, owner := range l.Owners() {
+		records, err := l.Load(t.Context(), owner)
+		check(t, err)
+		for _, r := range records {
+			out[fmt.Sprintf("%s/%d/%s", r.Owner, r.Kind, r.Key)] = string(r.Value)
+		}
+	}
+	return out
+}
