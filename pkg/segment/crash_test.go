@@ -334,3 +334,42 @@ func TestReuseNeedsARetiredFile(t *testing.T) {
 	must(t, err)
 	closeAll(t, w)
 }
+
+// TestTrailerProvesTables cuts the power at each point of many seals: a segment that opens has all its tables.
+func TestTrailerProvesTables(t *testing.T) {
+	t.Parallel()
+	m := vfs.NewMem()
+	w := create(t, m, "s", header(1))
+	for i := entry.EntryID(0); i < 100; i++ {
+		appendBatch(t, w, 0, add(1, i, 10), fence(2, 1))
+	}
+	closeAll(t, w)
+	rec, err := Recover(m, "s", 0)
+	must(t, err)
+	sealed := 0
+	for cut := range 8 {
+		for seed := range uint64(100) {
+			m := m.Clone()
+			m.CutPowerAfter(cut)
+			sealErr := SealRecovered(m, "s", rec)
+			m.Crash(rand.New(rand.NewPCG(seed, uint64(cut))))
+			r, err := Open(m, "s")
+			if errors.Is(err, ErrUnsealed) && sealErr != nil {
+				continue
+			}
+			must(t, err)
+			sealed++
+			controls, err := r.Controls()
+			must(t, err)
+			n := 0
+			must(t, r.Index(func(IndexEntry) error { n++; return nil }))
+			if n != 100 || len(controls) != 100 {
+				t.Fatalf("cut %d, seed %d: %d entries, %d controls", cut, seed, n, len(controls))
+			}
+			closeAll(t, r)
+		}
+	}
+	if sealed == 0 || sealed == 800 {
+		t.Errorf("%d of 800 were sealed", sealed)
+	}
+}

@@ -498,3 +498,18 @@ func TestReadFailuresAreNotAbsence(t *testing.T) {
 	}
 	closeAll(t, r)
 }
+
+// TestMisdirectedWrite puts a whole record where another of the same size was: it does not pass for one of that place.
+func TestMisdirectedWrite(t *testing.T) {
+	t.Parallel()
+	m := vfs.NewMem()
+	w := create(t, m, "s", header(1))
+	locs := appendBatch(t, w, 0, add(1, 1, 20), add(1, 2, 20))
+	b := fileBytes(t, m, "s")
+	patch(t, m, "s", locs[1].Offset, b[locs[0].Offset:locs[0].Offset+int64(locs[0].Length)])
+	var damage *CorruptError
+	if _, err := w.ReadAt(locs[1]); !errors.As(err, &damage) || damage.Offset != locs[1].Offset {
+		t.Errorf("got %v", err)
+	}
+	closeAll(t, w)
+}
