@@ -91,22 +91,23 @@ func (n *fakeBookie) add(a *bookiewire.Add, gen uint64, then answerFunc) {
 		then(nil, fencedBy(led.term))
 		return
 	}
-	if !a.Recovery && (n.mode == ModeFull || n.mode == ModeReadOnly && led == nil) {
-		then(nil, refuse(bookiewire.ReadOnly, "disk is filling up"))
-		return
-	}
-	if led == nil {
-		led = newFakeLedger()
-		led.nonce = a.Nonce
-		n.ledgers[a.Ledger] = led
-	}
-	if stored := led.entries[a.Entry]; stored != nil && !bytes.Equal(stored.body, a.Body) {
+	switch duplicate := led != nil && led.entries[a.Entry] != nil; {
+	case duplicate && !bytes.Equal(led.entries[a.Entry].body, a.Body):
 		then(nil, refuse(bookiewire.BadRequest, "entry exists with another body"))
 		return
-	} else if stored == nil {
+	case duplicate:
+	case !a.Recovery && (n.mode == ModeFull || n.mode == ModeReadOnly && led == nil):
+		then(nil, refuse(bookiewire.ReadOnly, "disk is filling up"))
+		return
+	default:
+		if led == nil {
+			led = newFakeLedger()
+			led.nonce = a.Nonce
+			n.ledgers[a.Ledger] = led
+		}
 		led.entries[a.Entry] = &fakeEntry{body: bytes.Clone(a.Body), checksum: a.Checksum}
+		led.lac = max(led.lac, a.LAC)
 	}
-	led.lac = max(led.lac, a.LAC)
 	if a.Recovery {
 		n.raise(a.Ledger, led, a.Term)
 	}
@@ -209,15 +210,12 @@ func (n *fakeBookie) writeLAC(r bookiewire.WriteLAC, then answerFunc) {
 }
 
 func (n *fakeBookie) waitLAC(c *call, then answerFunc) {
-	led := n.ledgers[c.Ledger]
-	switch {
-	case led == nil:
-		then(nil, refuse(bookiewire.NoLedger, ""))
-	case led.durableLAC > c.wait.After:
-		then(bookiewire.WaitLACReply{LAC: led.durableLAC}, nil)
-	default:
-		n.waiting = append(n.waiting, lacWait{c: c, then: then})
+	// An unknown ledger is waited for as well: its first entry may be on its way.
+	if lac := n.lacOf(c.Ledger); lac > c.wait.After {
+		then(bookiewire.WaitLACReply{LAC: lac}, nil)
+		return
 	}
+	n.waiting = append(n.waiting, lacWait{c: c, then: then})
 }
 
 // forget drops the wait of c.

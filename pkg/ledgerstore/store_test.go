@@ -379,3 +379,22 @@ func TestIdentityOfAnother(t *testing.T) {
 	}
 	openStore(t, small(), fs)
 }
+
+// A duplicate that a newer recovery sends raises the term all the same, before it is answered and for good: an older
+// recovery's write that is still on its way comes too late.
+func TestDuplicateOfANewerRecoveryRaisesTheTerm(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := openStore(t, small(), fs)
+	must(t, add(s, 1, 0, recoveryAdd(1)))
+	must(t, add(s, 1, 0, recoveryAdd(3)))
+	wantCode(t, add(s, 1, 1, recoveryAdd(2)), bookiewire.Fenced)
+	fill(t, s, 2, 0, 400, 100) // the entry's segment is sealed: the duplicate has to be looked up
+	waitSealed(s)
+	must(t, add(s, 1, 0, recoveryAdd(4)))
+	wantCode(t, add(s, 1, 1, recoveryAdd(3)), bookiewire.Fenced)
+	closeStore(t, s)
+	s = openStore(t, small(), fs)
+	wantCode(t, add(s, 1, 1, recoveryAdd(3)), bookiewire.Fenced)
+	must(t, add(s, 1, 1, recoveryAdd(4)))
+}
