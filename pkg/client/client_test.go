@@ -750,3 +750,27 @@ func TestPrefetchBytes(t *testing.T) {
 		}
 	}
 }
+
+// TestGapAtBroker: the broker waits for a batch that the client has given up. The producer is opened anew.
+func TestGapAtBroker(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 1)
+	opened := 0
+	cl.onOpen = func() { opened++ }
+	cl.script(func(*brokerv1.Batch) verdict {
+		if opened == 1 {
+			return verdict{fail: &brokerv1.Error{Code: brokerv1.Code_CODE_UNAVAILABLE, Message: "an earlier batch is missing", Retryable: true}}
+		}
+		return verdict{}
+	})
+	p := openProducer(t, connect(t, cl.urls()), client.WithoutBatching())
+	for i := range 100 {
+		p.PublishAsync(t.Context(), &client.Message{Value: value(i)})
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := cl.stored(orders); !slices.Equal(got, numbered(100)) {
+		t.Fatalf("stored %q", got)
+	}
+}

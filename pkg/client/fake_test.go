@@ -22,7 +22,8 @@ import (
 // cluster is what the fake brokers share: ownership and stored entries. It plays the broker's side of the
 // protocol faithfully; durability is a slice.
 type cluster struct {
-	t *testing.T
+	t      testing.TB
+	forget bool // store nothing, for benchmarks
 
 	mu         sync.Mutex
 	changed    *sync.Cond
@@ -33,6 +34,7 @@ type cluster struct {
 	topics     map[string]*fakeTopic
 	// Scripts, consulted by publish streams under mu.
 	onBatch func(b *brokerv1.Batch) verdict
+	onOpen  func()
 	holdAck bool // acknowledgements are stored, not answered
 	starts  []*brokerv1.Subscribe
 	fatal   *brokerv1.Error // answer to opens
@@ -65,6 +67,7 @@ type fakeSub struct {
 	counts   map[uint64]uint32
 	attached *consumer // of exclusive
 	kicked   int
+	low      int // entries before this one are all acknowledged or held
 }
 
 type consumer struct{ permits int64 }
@@ -85,17 +88,17 @@ type broker struct {
 	stale uint64
 }
 
-func newCluster(t *testing.T, brokers int) *cluster {
-	t.Helper()
-	c := &cluster{t: t, topics: make(map[string]*fakeTopic), epoch: 1}
+func newCluster(tb testing.TB, brokers int) *cluster {
+	tb.Helper()
+	c := &cluster{t: tb, topics: make(map[string]*fakeTopic), epoch: 1}
 	c.changed = sync.NewCond(&c.mu)
 	for range brokers {
 		b := &broker{c: c}
-		b.start(t, "127.0.0.1:0")
+		b.start(tb, "127.0.0.1:0")
 		c.brokers = append(c.brokers, b)
 	}
 	c.owner = c.brokers[0]
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		for _, b := range c.brokers {
 			b.kill()
 		}
@@ -105,15 +108,15 @@ func newCluster(t *testing.T, brokers int) *cluster {
 
 func (b *broker) url() string { return "penstock://" + b.addr }
 
-func (b *broker) start(t *testing.T, addr string) {
-	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", addr)
+func (b *broker) start(tb testing.TB, addr string) {
+	tb.Helper()
+	l, err := new(net.ListenConfig).Listen(tb.Context(), "tcp", addr)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	b.addr = l.Addr().String()
 	b.srv = grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
-	b.life, b.end = context.WithCancel(context.WithoutCancel(t.Context()))
+	b.life, b.end = context.WithCancel(context.WithoutCancel(tb.Context()))
 	brokerv1.RegisterPubSubServer(b.srv, b)
 	brokerv1.RegisterLookupServer(b.srv, b)
 	brokerv1.RegisterAdminServer(b.srv, b)
@@ -287,6 +290,7 @@ func (b *broker) SeekSubscription(_ context.Context, r *brokerv1.SeekSubscriptio
 	for o := range to {
 		s.acked[o] = true
 	}
+	s.low = 0
 	s.kicked++
 	b.c.changed.Broadcast()
 	return &brokerv1.SeekSubscriptionResponse{Offset: to}, nil
@@ -336,6 +340,9 @@ func (b *broker) Publish(stream brokerv1.PubSub_PublishServer) error {
 	if name == "" {
 		t.producers++
 		name = fmt.Sprintf("producer-%d", t.producers)
+	}
+	if c.onOpen != nil {
+		c.onOpen()
 	}
 	t.epochs[name]++
 	mine := t.epochs[name]
@@ -418,6 +425,9 @@ func (b *broker) store(open *brokerv1.OpenProducer, name string, epoch uint64, b
 	} else {
 		receipt.Offset = t.next
 		receipt.Position = &brokerv1.Position{Ledger: 1, Entry: int64(len(t.entries))}
+		if c.forget {
+			t.entries = t.entries[:0]
+		}
 		t.entries = append(t.entries, fakeEntry{offset: t.next, span: uint64(f.Count), frame: slices.Clone(batch.GetFrame())})
 		t.next += uint64(f.Count)
 		t.last[name] = int64(batch.GetLastSequence())
@@ -487,6 +497,7 @@ func (b *broker) Consume(stream brokerv1.PubSub_ConsumeServer) error {
 				s.counts[o]++
 			}
 		}
+		s.low = 0
 		c.changed.Broadcast()
 	}()
 	var sendMu sync.Mutex
@@ -577,7 +588,8 @@ func next(t *fakeTopic, s *fakeSub, me *consumer) *brokerv1.DeliveredEntry {
 	if me.permits <= 0 {
 		return nil
 	}
-	for i, e := range t.entries {
+	for i := s.low; i < len(t.entries); i++ {
+		e := t.entries[i]
 		var skip []*brokerv1.OffsetRange
 		wanted := int64(0)
 		count := uint32(0)
@@ -591,6 +603,7 @@ func next(t *fakeTopic, s *fakeSub, me *consumer) *brokerv1.DeliveredEntry {
 			count = max(count, s.counts[o])
 			wanted++
 		}
+		s.low = i + 1
 		if wanted > 0 {
 			me.permits -= wanted
 			return &brokerv1.DeliveredEntry{
@@ -623,6 +636,7 @@ func (b *broker) request(s *fakeSub, me *consumer, req *brokerv1.ConsumeRequest)
 			return &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_AckDone{AckDone: &brokerv1.AckDone{RequestId: k.Ack.GetRequestId()}}}
 		}
 	case *brokerv1.ConsumeRequest_Nack:
+		s.low = 0
 		for _, r := range k.Nack.GetRanges() {
 			for o := r.GetFirst(); o <= r.GetLast(); o++ {
 				if s.holder[o] == me {

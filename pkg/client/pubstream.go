@@ -12,6 +12,9 @@ import (
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
 
+// reopenAfter is the number of failed batches in a row after which the producer is opened anew.
+const reopenAfter = 64
+
 // pubStream runs the window of one partition: one goroutine that connects and sends, and, while connected, one
 // that receives.
 type pubStream struct {
@@ -34,6 +37,7 @@ type pubStream struct {
 	epoch      uint64
 	maxMessage int
 	retry      backoff // of batches that failed for now
+	failures   int     // of batches, since the last receipt or open
 
 	payload []byte // scratch of the sending goroutine
 }
@@ -260,6 +264,7 @@ func (s *pubStream) handshake(ctx context.Context, st *openStream) error {
 			if n := k.Ready.GetMaxMessageSize(); n > 0 {
 				s.maxMessage = int(n)
 			}
+			s.failures = 0
 			w.opened(k.Ready.GetLastSequence())
 		})
 		return nil
@@ -386,6 +391,7 @@ func (s *pubStream) receive(st *openStream) error {
 			position := entry.Position{Ledger: entry.LedgerID(at.GetLedger()), Entry: entry.EntryID(at.GetEntry()), Batch: at.GetBatch()}
 			s.apply(func(w *window) {
 				s.retry.reset()
+				s.failures = 0
 				known = w.receipt(k.Receipt.GetFirstSequence(), entry.Offset(k.Receipt.GetOffset()), position, k.Receipt.GetDuplicate())
 			})
 		case *brokerv1.PublishResponse_Failed:
@@ -393,9 +399,18 @@ func (s *pubStream) receive(st *openStream) error {
 			if e.Code == CodeNotOwner {
 				return e
 			}
+			reopen := false
 			s.apply(func(w *window) {
 				known = w.refused(k.Failed.GetFirstSequence(), e, time.Now().Add(s.retry.next()))
+				if e.Retryable {
+					s.failures++
+					reopen = s.failures >= reopenAfter
+				}
 			})
+			if reopen {
+				// The broker may wait for a batch that this side has given up.
+				return e
+			}
 		case *brokerv1.PublishResponse_Moved:
 			return fromMoved("publish", s.topic, st.owner.url, k.Moved)
 		case *brokerv1.PublishResponse_Error:
