@@ -113,6 +113,7 @@ func TestBoundedUnderAMillionUpdates(t *testing.T) {
 	var first error
 	var wg sync.WaitGroup
 	worst := 0.0
+	want := map[string]string{}
 	records := make([]statelog.Record, perCall)
 	for i := range updates / perCall {
 		for j := range records {
@@ -122,6 +123,9 @@ func TestBoundedUnderAMillionUpdates(t *testing.T) {
 				key = n % 97 // most updates go to few keys
 			}
 			records[j] = rec(fmt.Sprint("owner-", key%50), 1, fmt.Sprint(key), fmt.Sprintf("%030d", n))
+			if n >= updates-20*keys { // each key's last update is among these
+				want[fmt.Sprintf("owner-%d/1/%d", key%50, key)] = string(records[j].Value)
+			}
 		}
 		wg.Add(1)
 		check(t, l.Append(t.Context(), records, func(err error) {
@@ -144,7 +148,9 @@ func TestBoundedUnderAMillionUpdates(t *testing.T) {
 	if worst > 1 {
 		t.Fatalf("the log grew to %.2f of its bound", worst)
 	}
-	want := state(t, l)
+	if got := state(t, l); !maps.Equal(got, want) {
+		t.Fatalf("%d records live, %d expected, or older ones", len(got), len(want))
+	}
 	fresh := f.open(f.takeover(), statelog.Config{})
 	if total, live := fresh.Size(); total > max(8<<20, 4*live) {
 		t.Fatalf("replayed %d bytes for %d live ones", total, live)
