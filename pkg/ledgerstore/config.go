@@ -29,7 +29,7 @@ type Config struct {
 
 	// CacheBytes bounds the newest entries kept in memory; 64 MiB.
 	CacheBytes int64
-	// IndexBytes bounds the footers of sealed segments kept in memory; 64 MiB. One is always allowed.
+	// IndexBytes bounds the parts of sealed segments' footers kept in memory; 64 MiB.
 	IndexBytes int64
 	// PendingBytes bounds what is accepted and not yet durable; 64 MiB. Above it adds are answered Overloaded.
 	// Recovery's writes and control records are not refused.

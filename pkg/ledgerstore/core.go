@@ -215,6 +215,36 @@ func (c *Core) State() State {
 	return c.state
 }
 
+// Ledger tells what is durable of a ledger.
+func (c *Core) Ledger(id entry.LedgerID) (LedgerInfo, bool) {
+	l := c.table.lookup(id)
+	if l == nil || !l.durable {
+		return LedgerInfo{}, false
+	}
+	return l.info(), true
+}
+
+// Admission is [Store.Admission].
+func (c *Core) Admission(id entry.LedgerID) (known bool, generation uint64) {
+	l := c.table.lookup(id)
+	return l != nil && !l.deleting, c.table.generation(id).Load()
+}
+
+// Holds reports whether an entry is durable in a segment that is not sealed yet, and, if it is in the range of
+// sealed ones, that their footers are to be asked.
+func (c *Core) Holds(id entry.LedgerID, e entry.EntryID) (unsealed, askFooters bool) {
+	l := c.table.lookup(id)
+	if l == nil {
+		return false, false
+	}
+	c.found = l.find(e, c.found[:0])
+	for _, f := range c.found {
+		unsealed = unsealed || !f.footer
+		askFooters = askFooters || f.footer
+	}
+	return unsealed, askFooters
+}
+
 // PendingBytes are the bytes of bodies accepted and not yet durable.
 func (c *Core) PendingBytes() int64 { return c.pendingBytes }
 
@@ -348,10 +378,7 @@ func (c *Core) stepSealed(ev *Sealed) {
 		c.fail(fmt.Errorf("seal segment %d: %w", ev.Segment.seq, ev.Err))
 		return
 	}
-	for _, l := range c.table.snapshot() {
-		if len(l.runs) == 0 {
-			continue
-		}
+	for _, l := range ev.Segment.holders {
 		sh := c.table.shard(l.id)
 		sh.mu.Lock()
 		for _, r := range l.runs {
@@ -361,6 +388,7 @@ func (c *Core) stepSealed(ev *Sealed) {
 		}
 		sh.mu.Unlock()
 	}
+	ev.Segment.holders = nil
 	ev.Segment.sealed.Store(true)
 }
 

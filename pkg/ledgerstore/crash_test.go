@@ -153,6 +153,7 @@ func (p *promises) workload(s *Store) {
 
 func crashConfig() Config {
 	cfg := small()
+	cfg.Dir = "/a/b/data"
 	cfg.SegmentSize = 24 << 10
 	cfg.CacheBytes = 8 << 10
 	cfg.CompactBelow = 0.8

@@ -1,6 +1,8 @@
 package ledgerstore
 
 import (
+	"slices"
+
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/segment"
@@ -452,23 +454,21 @@ func (c *Core) stepReplaced(ev *Replaced) {
 		fresh[in.Ledger] = in
 	}
 	for _, l := range c.table.snapshot() {
+		if !slices.ContainsFunc(l.runs, func(r *run) bool { return old[r.seg] }) {
+			continue
+		}
 		sh := c.table.shard(l.id)
 		sh.mu.Lock()
-		moved := false
 		kept := make([]*run, 0, len(l.runs))
 		for _, r := range l.runs {
-			if old[r.seg] {
-				moved = true
-				continue
+			if !old[r.seg] {
+				kept = append(kept, r)
 			}
-			kept = append(kept, r)
 		}
-		if moved {
-			l.runs = kept
-			if in, ok := fresh[l.id]; ok && ev.New != nil {
-				l.addRun(&run{seg: ev.New, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
-				ev.New.live.Add(in.Bytes)
-			}
+		l.runs = kept
+		if in, ok := fresh[l.id]; ok && ev.New != nil {
+			l.addRun(&run{seg: ev.New, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
+			ev.New.live.Add(in.Bytes)
 		}
 		sh.mu.Unlock()
 	}

@@ -223,6 +223,7 @@ func (s *Store) maxSpares() int { return s.cfg.Spares + 1 }
 // discard removes a file that the manifest lists no more, or keeps it as a spare.
 func (s *Store) discard(seg *Segment) error {
 	idle := seg.handle.close()
+	s.footers.drop(seg)
 	info, err := s.fs.Stat(seg.path)
 	if err != nil {
 		return fmt.Errorf("discard segment: %w", err)

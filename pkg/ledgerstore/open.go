@@ -42,6 +42,7 @@ func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 	s := &Store{
 		cfg: cfg, fs: fs, log: log, metrics: m, lock: lock,
 		cache:   newTailCache(cfg.CacheBytes),
+		footers: newFooterCache(cfg.IndexBytes),
 		inbox:   inbox{wake: make(chan struct{}, 1)},
 		outbox:  outbox{wake: make(chan struct{}, 1)},
 		syncs:   make(chan *Batch, maxInFlight),
@@ -70,13 +71,23 @@ func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 }
 
 func makeDir(fs vfs.FS, dir string) error {
-	if _, err := fs.Stat(dir); err == nil {
-		return nil
+	dir = path.Clean(dir)
+	var missing []string
+	for at := dir; ; at = path.Dir(at) {
+		if _, err := fs.Stat(at); err == nil || at == path.Dir(at) {
+			break
+		}
+		missing = append(missing, at)
 	}
 	if err := fs.MkdirAll(dir); err != nil {
 		return err
 	}
-	return fs.SyncDir(path.Dir(dir))
+	for _, made := range missing { // each name is durable only with its own parent
+		if err := fs.SyncDir(path.Dir(made)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start runs the goroutines that serve requests.

@@ -167,7 +167,7 @@ func (s *Store) readPlace(p candidate, id entry.LedgerID, e entry.EntryID, limit
 			panic("ledgerstore: a footer is asked for that is not written yet")
 		}
 		found := false
-		if loc, found, err = r.Find(id, e); err != nil || !found {
+		if loc, found, err = s.footers.find(r, footerKey{p.seg, id}, p.count, e); err != nil || !found {
 			return nil, err
 		}
 		if over(loc.Length) {

@@ -27,6 +27,8 @@ type Segment struct {
 	batches  int   // batches written
 	durable  int64 // what a finished sync covers, from the start without a gap
 	rolled   bool  // nothing more is appended
+	// holders are the ledgers that have slots for it.
+	holders []*ledger
 
 	// live counts the bytes of entries that exist; size what the file takes. Both are for compaction and usage.
 	live atomic.Int64

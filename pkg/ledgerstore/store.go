@@ -31,6 +31,7 @@ type Store struct {
 	metrics *metrics
 	table   *table
 	cache   *tailCache
+	footers *footerCache
 	lock    io.Closer
 
 	core *Core // run's own

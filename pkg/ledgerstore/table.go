@@ -172,6 +172,7 @@ func (l *ledger) addEntry(seg *Segment, id entry.EntryID, offset int64, length u
 	} else {
 		r = &run{seg: seg, first: id, last: id}
 		l.addRun(r)
+		seg.holders = append(seg.holders, l)
 	}
 	r.first, r.last = min(r.first, id), max(r.last, id)
 	s := slot{entry: id, offset: uint32(offset), length: length}
@@ -210,6 +211,8 @@ type candidate struct {
 	slot slot
 	// footer: the segment is sealed and its range covers the entry; its footer knows.
 	footer bool
+	// count is how many entries of the ledger the segment has, if footer.
+	count int64
 }
 
 // find collects where id may be, surest first: a candidate that is no footer is certain and the only one.
@@ -220,7 +223,7 @@ func (l *ledger) find(id entry.EntryID, into []candidate) []candidate {
 			continue
 		}
 		if r.slots == nil {
-			into = append(into, candidate{seg: r.seg, footer: true})
+			into = append(into, candidate{seg: r.seg, footer: true, count: r.count})
 			continue
 		}
 		if at, found := slices.BinarySearchFunc(r.slots, id, compareSlot); found {
