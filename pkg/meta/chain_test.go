@@ -64,7 +64,7 @@ func TestPagedChain(t *testing.T) {
 // All keys of an idle topic with one ledger together are small.
 func TestBytesPerIdleTopic(t *testing.T) {
 	t.Parallel()
-	f := &fixture{t: t, cluster: "production"}
+	f := &fixture{t: t, cluster: "prod-" + uniqueCluster()}
 	f.Store = meta.New(etcd.Client(), f.cluster, nil)
 	ctx := t.Context()
 	_, err := f.EnsureCluster(ctx)
