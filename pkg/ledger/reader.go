@@ -21,6 +21,10 @@ const (
 	maxReadEntries = 1 << 16
 	// longPoll is how long a bookie may hold a wait for its LAC.
 	longPoll = 10 * time.Second
+	// pollFirst is how soon the record is looked at again after it has changed; the pause doubles up to longPoll, or up
+	// to pollRecovery during a recovery.
+	pollFirst    = 250 * time.Millisecond
+	pollRecovery = 2 * time.Second
 	// avoidReads is how long a bookie that failed a read is asked last.
 	avoidReads = 2 * time.Second
 )
@@ -376,7 +380,7 @@ func (r *Reader) askLAC(ctx context.Context) entry.EntryID {
 // ledger that is fenced or being recovered is not closed: the wait goes on. The error is that of ctx, or meta.ErrNotFound
 // when the ledger is gone.
 func (r *Reader) WaitLAC(ctx context.Context, after entry.EntryID) (lac entry.EntryID, closed bool, err error) {
-	pause := time.Second
+	pause := pollFirst
 	for {
 		l, lac := r.record()
 		if l.State >= meta.LedgerClosed {
@@ -387,9 +391,6 @@ func (r *Reader) WaitLAC(ctx context.Context, after entry.EntryID) (lac entry.En
 		}
 		if ctx.Err() != nil {
 			return lac, false, ctx.Err()
-		}
-		if l.State == meta.LedgerInRecovery {
-			pause = min(pause, 200*time.Millisecond)
 		}
 		if r.pollLAC(ctx, l, after, pause) {
 			continue
@@ -403,7 +404,9 @@ func (r *Reader) WaitLAC(ctx context.Context, after entry.EntryID) (lac entry.En
 			// The metadata store is away; bookies are still asked.
 			pause = min(2*pause, longPoll)
 		case fresh.State != l.State || !sameFragment(last(fresh.Fragments), last(l.Fragments)):
-			pause = time.Second
+			pause = pollFirst
+		case fresh.State == meta.LedgerInRecovery:
+			pause = min(2*pause, pollRecovery) // the end is near
 		default:
 			pause = min(2*pause, longPoll)
 		}
