@@ -74,6 +74,9 @@ type Collector struct {
 	mu          sync.Mutex // one pass at a time
 	seen        map[entry.LedgerID]Sighting
 	quarantined map[entry.LedgerID]bool
+	// revisions are the highest that each ledger's record was read at. One that falls means that etcd was restored
+	// from an older copy: nothing that it says of deletions is to be trusted then.
+	revisions map[entry.LedgerID]int64
 }
 
 // NewCollector makes a collector. registerer may be nil.
@@ -83,6 +86,7 @@ func NewCollector(cfg GCConfig, me Identity, store Collection, records Records, 
 		cfg: cfg, me: me, store: store, records: records, log: log, metrics: newGCMetrics(registerer),
 		limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), now: time.Now,
 		seen: make(map[entry.LedgerID]Sighting), quarantined: make(map[entry.LedgerID]bool),
+		revisions: make(map[entry.LedgerID]int64),
 	}
 }
 
@@ -136,24 +140,30 @@ func (c *Collector) Pass(ctx context.Context) (Pass, error) {
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	limit := maxDeletes(stored, c.cfg.MaxFraction)
-	seen := make(map[entry.LedgerID]Sighting)
+	seen, revisions := make(map[entry.LedgerID]Sighting), make(map[entry.LedgerID]int64)
 	for _, id := range ids {
 		if err := c.limiter.Wait(ctx); err != nil {
 			return p, fmt.Errorf("wait for a read: %w", err)
 		}
-		if err := c.one(ctx, id, &p, limit, seen); err != nil {
+		if err := c.one(ctx, id, &p, limit, seen, revisions); err != nil {
 			return p, err
 		}
 	}
-	c.seen = seen
+	c.seen, c.revisions = seen, revisions
 	c.metrics.quarantined.Set(float64(p.Quarantined))
 	c.metrics.passes.Inc()
 	return p, nil
 }
 
 // one judges a ledger and acts.
-func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit int, seen map[entry.LedgerID]Sighting) error {
+func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit int, seen map[entry.LedgerID]Sighting, revisions map[entry.LedgerID]int64) error {
 	l, err := c.records.GetLedger(ctx, id)
+	if err == nil {
+		if before := c.revisions[id]; l.Rev < before {
+			return fmt.Errorf("the record of ledger %d went back from revision %d to %d: etcd was restored from an older copy; audit before this bookie is restarted", id, before, l.Rev)
+		}
+		revisions[id] = l.Rev
+	}
 	info, stored := c.store.Ledger(id)
 	here := Local{Stored: stored, Entries: info.Entries}
 	verdict := Judge(c.me.Storage, here, l, err, c.seen[id], c.now(), c.cfg.Grace)

@@ -216,6 +216,24 @@ func TestCollectorDeletesNothingInDoubt(t *testing.T) {
 			t.Errorf("%s: left %v, confirmed %v", what, s.left(), s.confirmed)
 		}
 	}
+	// An etcd that was restored from an older copy, in which the ledger that is gone may well be wanted.
+	back := newShelf()
+	back.stored[3], back.stored[4] = 1, 1
+	open := openLedger(3, me.Storage)
+	open.Rev = 100
+	back.set(open)
+	back.set(openLedger(4, me.Storage))
+	c := NewCollector(GCConfig{}, me, back, back, quiet(), nil)
+	if _, err := c.Pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	back.set(meta.Ledger{ID: 3, State: meta.LedgerDeleting, Rev: 50})
+	back.set(meta.Ledger{ID: 4, State: meta.LedgerDeleting, Rev: 50})
+	for range 2 {
+		if _, err := c.Pass(t.Context()); err == nil || len(back.left()) != 2 {
+			t.Fatalf("restored etcd: left %v, %v", back.left(), err)
+		}
+	}
 	// A record that cannot be understood is skipped, the others are not.
 	s := newShelf()
 	s.stored[3] = 1
