@@ -3,6 +3,7 @@ package segment
 import (
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -22,6 +23,7 @@ func BenchmarkAppendSync(b *testing.B) {
 }
 
 func benchAppendSync(b *testing.B, size, group int, reuse bool) {
+	b.Helper()
 	const segmentSize = 256 << 20
 	fs, dir := vfs.OS(), b.TempDir()
 	name := filepath.Join(dir, "segment")
@@ -86,6 +88,7 @@ func BenchmarkRecover(b *testing.B) {
 }
 
 func benchRecover(b *testing.B, size int) {
+	b.Helper()
 	const segments, segmentSize = 4, 256 << 20
 	fs, dir := vfs.OS(), b.TempDir()
 	group := max(1, (256<<10)/size)
@@ -95,7 +98,7 @@ func benchRecover(b *testing.B, size int) {
 	}
 	names := make([]string, segments)
 	for n := range names {
-		names[n] = filepath.Join(dir, fmt.Sprint(n))
+		names[n] = filepath.Join(dir, strconv.Itoa(n))
 		w, err := Create(fs, names[n], header(uint64(n)), segmentSize, false)
 		must(b, err)
 		id := entry.EntryID(0)

@@ -98,7 +98,7 @@ func (w *walk) record(end int64, fn func(Record, Location) error) error {
 	if what != "" {
 		return w.corrupt(what)
 	}
-	if err := fn(rec, Location{Offset: w.off, Length: uint32(n)}); err != nil { //nolint:gosec // at most MaxBatchBytes
+	if err := fn(rec, Location{Offset: w.off, Length: uint32(n)}); err != nil { // at most MaxBatchBytes
 		return err
 	}
 	w.off += int64(n)

@@ -74,7 +74,7 @@ func (c *contents) add(r *Record, loc Location) {
 	if c.open == nil {
 		c.open = make([]row, 0, rowChunk)
 	}
-	c.open = append(c.open, row{r.Ledger, r.Entry, uint32(loc.Offset), loc.Length}) //nolint:gosec // a segment ends below 4 GiB
+	c.open = append(c.open, row{r.Ledger, r.Entry, uint32(loc.Offset), loc.Length}) // a segment ends below 4 GiB
 }
 
 // entries counts index rows.
@@ -109,7 +109,7 @@ func (c *contents) sortedLedgers() []LedgerInfo {
 
 // footerBound is the most that a footer takes after so many more records.
 func (c *contents) footerBound(more int) int64 {
-	clip := func(n int) uint32 { return uint32(min(n, math.MaxUint32)) } //nolint:gosec // clipped
+	clip := func(n int) uint32 { return uint32(min(n, math.MaxUint32)) } // clipped
 	return tableSize(clip(c.entries()+more), indexRowSize) + tableSize(clip(len(c.ledgers)+more), ledgerRowSize) +
 		tableSize(clip(len(c.controls)+more), controlRowSize) + trailerSize
 }
@@ -150,10 +150,10 @@ func seal(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) error {
 	rows := c.sorted()
 	runs := c.runs(rows)
 	t.batches = c.batches
-	t.indexRows = uint32(len(rows))         //nolint:gosec // a segment below 4 GiB has fewer
-	t.ledgerRows = uint32(len(runs))        //nolint:gosec // likewise
-	t.controlRows = uint32(len(c.controls)) //nolint:gosec // likewise
-	t.gapRows = uint32(len(gaps))           //nolint:gosec // likewise
+	t.indexRows = uint32(len(rows))         // a segment below 4 GiB has fewer
+	t.ledgerRows = uint32(len(runs))        // likewise
+	t.controlRows = uint32(len(c.controls)) // likewise
+	t.gapRows = uint32(len(gaps))           // likewise
 	trailerOffset := t.dataEnd + t.tablesSize()
 	end := trailerOffset + trailerSize
 	if end > MaxSegmentBytes {
@@ -192,7 +192,7 @@ func writeIndex(w *tableWriter, rows []row, runs []run) error {
 			if err != nil {
 				return err
 			}
-			be.PutUint32(b, uint32(r.entry-run.info.First)) //nolint:gosec // runs are cut so
+			be.PutUint32(b, uint32(r.entry-run.info.First)) // runs are cut so
 			be.PutUint32(b[4:], r.offset)
 			be.PutUint32(b[8:], r.length)
 		}
@@ -209,10 +209,10 @@ func writeRuns(w *tableWriter, runs []run) error {
 		be.PutUint64(b, uint64(r.info.Ledger))
 		be.PutUint64(b[8:], r.info.Nonce)
 		be.PutUint64(b[16:], uint64(r.info.Term))
-		be.PutUint64(b[24:], uint64(r.info.LAC))   //nolint:gosec // two's complement is the format
-		be.PutUint64(b[32:], uint64(r.info.First)) //nolint:gosec // two's complement is the format
-		be.PutUint64(b[40:], uint64(r.info.Last))  //nolint:gosec // two's complement is the format
-		be.PutUint64(b[48:], uint64(r.info.Bytes)) //nolint:gosec // not negative
+		be.PutUint64(b[24:], uint64(r.info.LAC))   // two's complement is the format
+		be.PutUint64(b[32:], uint64(r.info.First)) // two's complement is the format
+		be.PutUint64(b[40:], uint64(r.info.Last))  // two's complement is the format
+		be.PutUint64(b[48:], uint64(r.info.Bytes)) // not negative
 		be.PutUint32(b[56:], r.first)
 		be.PutUint32(b[60:], r.rows)
 	}
@@ -225,10 +225,10 @@ func decodeRun(b []byte) run {
 			Ledger:  entry.LedgerID(be.Uint64(b)),
 			Nonce:   be.Uint64(b[8:]),
 			Term:    entry.Term(be.Uint64(b[16:])),
-			LAC:     entry.EntryID(be.Uint64(b[24:])), //nolint:gosec // two's complement is the format
-			First:   entry.EntryID(be.Uint64(b[32:])), //nolint:gosec // two's complement is the format
-			Last:    entry.EntryID(be.Uint64(b[40:])), //nolint:gosec // two's complement is the format
-			Bytes:   int64(be.Uint64(b[48:])),         //nolint:gosec // as it was written
+			LAC:     entry.EntryID(be.Uint64(b[24:])), // two's complement is the format
+			First:   entry.EntryID(be.Uint64(b[32:])), // two's complement is the format
+			Last:    entry.EntryID(be.Uint64(b[40:])), // two's complement is the format
+			Bytes:   int64(be.Uint64(b[48:])),         // as it was written
 			Entries: int64(be.Uint32(b[60:])),
 		},
 		first: be.Uint32(b[56:]),
@@ -245,11 +245,11 @@ func writeControls(w *tableWriter, controls []Control) error {
 		b[0] = byte(c.Kind)
 		be.PutUint32(b[4:], c.Location.Length)
 		be.PutUint64(b[8:], uint64(c.Ledger))
-		be.PutUint64(b[16:], uint64(c.Entry)) //nolint:gosec // two's complement is the format
-		be.PutUint64(b[24:], uint64(c.LAC))   //nolint:gosec // two's complement is the format
+		be.PutUint64(b[16:], uint64(c.Entry)) // two's complement is the format
+		be.PutUint64(b[24:], uint64(c.LAC))   // two's complement is the format
 		be.PutUint64(b[32:], uint64(c.Term))
 		be.PutUint64(b[40:], c.Nonce)
-		be.PutUint64(b[48:], uint64(c.Location.Offset)) //nolint:gosec // not negative
+		be.PutUint64(b[48:], uint64(c.Location.Offset)) // not negative
 	}
 	return w.endTable()
 }
@@ -258,11 +258,11 @@ func decodeControl(b []byte) Control {
 	return Control{
 		Kind:     Kind(b[0]),
 		Ledger:   entry.LedgerID(be.Uint64(b[8:])),
-		Entry:    entry.EntryID(be.Uint64(b[16:])), //nolint:gosec // two's complement is the format
-		LAC:      entry.EntryID(be.Uint64(b[24:])), //nolint:gosec // two's complement is the format
+		Entry:    entry.EntryID(be.Uint64(b[16:])), // two's complement is the format
+		LAC:      entry.EntryID(be.Uint64(b[24:])), // two's complement is the format
 		Term:     entry.Term(be.Uint64(b[32:])),
 		Nonce:    be.Uint64(b[40:]),
-		Location: Location{Offset: int64(be.Uint64(b[48:])), Length: be.Uint32(b[4:])}, //nolint:gosec // checked by ReadAt
+		Location: Location{Offset: int64(be.Uint64(b[48:])), Length: be.Uint32(b[4:])}, // checked by ReadAt
 	}
 }
 
@@ -272,8 +272,8 @@ func writeGaps(w *tableWriter, gaps []Gap) error {
 		if err != nil {
 			return err
 		}
-		be.PutUint64(b, uint64(g.Offset))  //nolint:gosec // not negative
-		be.PutUint64(b[8:], uint64(g.End)) //nolint:gosec // not negative
+		be.PutUint64(b, uint64(g.Offset))  // not negative
+		be.PutUint64(b[8:], uint64(g.End)) // not negative
 	}
 	return w.endTable()
 }

@@ -82,7 +82,7 @@ func encodeHeaderBlock(h fileHeader) []byte {
 	copy(b[24:], h.SegmentUUID[:])
 	copy(b[40:], h.Cluster[:])
 	copy(b[56:], h.Storage[:])
-	be.PutUint64(b[72:], uint64(h.size)) //nolint:gosec // sizes are not negative
+	be.PutUint64(b[72:], uint64(h.size)) // sizes are not negative
 	be.PutUint32(b[80:], entry.CRC32C(b[:80]))
 	copy(block[headerCopyOffset:], b)
 	return block
@@ -97,7 +97,7 @@ func decodeHeader(b []byte) (fileHeader, error) {
 	if v := be.Uint16(b[8:]); v != formatVersion {
 		return fileHeader{}, fmt.Errorf("version %d: %w", v, ErrVersion)
 	}
-	h := fileHeader{size: int64(be.Uint64(b[72:]))} //nolint:gosec // checked below
+	h := fileHeader{size: int64(be.Uint64(b[72:]))} // checked below
 	state := be.Uint16(b[10:])
 	if state != stateLive && state != stateRetired || h.size < 0 {
 		return fileHeader{}, errDamaged
@@ -128,8 +128,8 @@ func encodeBatchHeader(b []byte, s seed, generation uint32, offset int64, h batc
 	be.PutUint64(b[8:], h.seq)
 	be.PutUint32(b[16:], h.length)
 	be.PutUint32(b[20:], h.count)
-	be.PutUint64(b[24:], uint64(h.durableUpto)) //nolint:gosec // offsets are not negative
-	be.PutUint64(b[32:], uint64(h.prevDurable)) //nolint:gosec // offsets are not negative
+	be.PutUint64(b[24:], uint64(h.durableUpto)) // offsets are not negative
+	be.PutUint64(b[32:], uint64(h.prevDurable)) // offsets are not negative
 	be.PutUint32(b[40:], h.recordsCRC)
 	be.PutUint32(b[44:], entry.UpdateCRC32C(s.at(offset), b[:44]))
 }
@@ -145,8 +145,8 @@ func decodeBatchHeader(b []byte, s seed, generation uint32, offset int64) (batch
 		seq:         be.Uint64(b[8:]),
 		length:      be.Uint32(b[16:]),
 		count:       be.Uint32(b[20:]),
-		durableUpto: int64(be.Uint64(b[24:])), //nolint:gosec // checked below
-		prevDurable: int64(be.Uint64(b[32:])), //nolint:gosec // checked below
+		durableUpto: int64(be.Uint64(b[24:])), // checked below
+		prevDurable: int64(be.Uint64(b[32:])), // checked below
 		recordsCRC:  be.Uint32(b[40:]),
 	}
 	ok := h.length <= MaxBatchBytes-batchHeaderSize && h.count >= 1 &&
@@ -160,10 +160,10 @@ func encodeRecord(b []byte, s seed, offset int64, r *Record) {
 	_ = b[recordHeaderSize-1]
 	b[0] = byte(r.Kind)
 	b[1], b[2], b[3] = 0, 0, 0
-	be.PutUint32(b[4:], uint32(len(r.Body))) //nolint:gosec // at most MaxBodyBytes
+	be.PutUint32(b[4:], uint32(len(r.Body))) // at most MaxBodyBytes
 	be.PutUint64(b[8:], uint64(r.Ledger))
-	be.PutUint64(b[16:], uint64(r.Entry)) //nolint:gosec // two's complement is the format
-	be.PutUint64(b[24:], uint64(r.LAC))   //nolint:gosec // two's complement is the format
+	be.PutUint64(b[16:], uint64(r.Entry)) // two's complement is the format
+	be.PutUint64(b[24:], uint64(r.LAC))   // two's complement is the format
 	be.PutUint64(b[32:], uint64(r.Term))
 	be.PutUint64(b[40:], r.Nonce)
 	be.PutUint32(b[48:], r.Checksum)
@@ -178,8 +178,8 @@ func parseRecord(b []byte) (r Record, bodyLen uint32, ok bool) {
 	r = Record{
 		Kind:     Kind(b[0]),
 		Ledger:   entry.LedgerID(be.Uint64(b[8:])),
-		Entry:    entry.EntryID(be.Uint64(b[16:])), //nolint:gosec // two's complement is the format
-		LAC:      entry.EntryID(be.Uint64(b[24:])), //nolint:gosec // two's complement is the format
+		Entry:    entry.EntryID(be.Uint64(b[16:])), // two's complement is the format
+		LAC:      entry.EntryID(be.Uint64(b[24:])), // two's complement is the format
 		Term:     entry.Term(be.Uint64(b[32:])),
 		Nonce:    be.Uint64(b[40:]),
 		Checksum: be.Uint32(b[48:]),
@@ -247,8 +247,8 @@ func encodeTrailer(s seed, h Header, offset int64, t trailer) []byte {
 	be.PutUint32(b[12:], t.batches)
 	copy(b[16:], h.SegmentUUID[:])
 	be.PutUint64(b[32:], h.Sequence)
-	be.PutUint64(b[40:], uint64(t.dataEnd))     //nolint:gosec // offsets are not negative
-	be.PutUint64(b[48:], uint64(t.prevDurable)) //nolint:gosec // offsets are not negative
+	be.PutUint64(b[40:], uint64(t.dataEnd))     // offsets are not negative
+	be.PutUint64(b[48:], uint64(t.prevDurable)) // offsets are not negative
 	be.PutUint32(b[56:], t.indexRows)
 	be.PutUint32(b[60:], t.ledgerRows)
 	be.PutUint32(b[64:], t.controlRows)
@@ -268,8 +268,8 @@ func decodeTrailer(b []byte, s seed, h Header, offset int64) (trailer, bool) {
 	t := trailer{
 		flags:       be.Uint16(b[6:]),
 		batches:     be.Uint32(b[12:]),
-		dataEnd:     int64(be.Uint64(b[40:])), //nolint:gosec // checked below
-		prevDurable: int64(be.Uint64(b[48:])), //nolint:gosec // checked below
+		dataEnd:     int64(be.Uint64(b[40:])), // checked below
+		prevDurable: int64(be.Uint64(b[48:])), // checked below
 		indexRows:   be.Uint32(b[56:]),
 		ledgerRows:  be.Uint32(b[60:]),
 		controlRows: be.Uint32(b[64:]),

@@ -100,7 +100,7 @@ func mendBatches(file []byte, h Header, spare uint8) {
 		n := batchHeaderSize + int(be.Uint32(b[16:]))
 		if n > len(b) {
 			n = len(b)
-			be.PutUint32(b[16:], uint32(n-batchHeaderSize)) //nolint:gosec // inputs are small
+			be.PutUint32(b[16:], uint32(n-batchHeaderSize)) // inputs are small
 		}
 		for at := batchHeaderSize; at < n; {
 			length := mendRecord(b[at:n], s, int64(off+at))

@@ -10,55 +10,55 @@ import (
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func closeAll(t testing.TB, closers ...io.Closer) {
-	t.Helper()
+func closeAll(tb testing.TB, closers ...io.Closer) {
+	tb.Helper()
 	for _, c := range closers {
-		must(t, c.Close())
+		must(tb, c.Close())
 	}
 }
 
 // fileBytes reads a whole file.
-func fileBytes(t testing.TB, fs vfs.FS, name string) []byte {
-	t.Helper()
+func fileBytes(tb testing.TB, fs vfs.FS, name string) []byte {
+	tb.Helper()
 	f, err := fs.OpenRead(name)
-	must(t, err)
+	must(tb, err)
 	size, err := f.Size()
-	must(t, err)
+	must(tb, err)
 	b := make([]byte, size)
 	_, err = f.ReadAt(b, 0)
-	must(t, err)
-	must(t, f.Close())
+	must(tb, err)
+	must(tb, f.Close())
 	return b
 }
 
 // putFile makes a file, durable.
-func putFile(t testing.TB, fs vfs.FS, name string, b []byte) {
-	t.Helper()
+func putFile(tb testing.TB, fs vfs.FS, name string, b []byte) {
+	tb.Helper()
 	f, err := fs.Create(name)
-	must(t, err)
+	must(tb, err)
 	_, err = f.WriteAt(b, 0)
-	must(t, err)
-	must(t, f.Sync())
-	must(t, f.Close())
-	must(t, fs.SyncDir("."))
+	must(tb, err)
+	must(tb, f.Sync())
+	must(tb, f.Close())
+	must(tb, fs.SyncDir("."))
 }
 
 // patch changes bytes of a file, durably.
-func patch(t testing.TB, fs vfs.FS, name string, off int64, b []byte) {
-	t.Helper()
+func patch(tb testing.TB, fs vfs.FS, name string, off int64, b []byte) {
+	tb.Helper()
 	f, err := fs.Open(name)
-	must(t, err)
+	must(tb, err)
 	_, err = f.WriteAt(b, off)
-	must(t, err)
-	must(t, f.Sync())
-	must(t, f.Close())
+	must(tb, err)
+	must(tb, f.Sync())
+	must(tb, f.Close())
 }
 
 // header returns the header of the n-th segment of a test.
@@ -85,17 +85,17 @@ func fence(l entry.LedgerID, term entry.Term) Record {
 }
 
 // create makes a small segment.
-func create(t testing.TB, fs vfs.FS, name string, h Header) *Writer {
-	t.Helper()
+func create(tb testing.TB, fs vfs.FS, name string, h Header) *Writer {
+	tb.Helper()
 	w, err := Create(fs, name, h, 64<<10, false)
-	must(t, err)
+	must(tb, err)
 	return w
 }
 
 // appendBatch appends and keeps the locations.
-func appendBatch(t testing.TB, w *Writer, durable int64, recs ...Record) []Location {
-	t.Helper()
+func appendBatch(tb testing.TB, w *Writer, durable int64, recs ...Record) []Location {
+	tb.Helper()
 	locs, err := w.AppendBatch(recs, durable)
-	must(t, err)
+	must(tb, err)
 	return append([]Location(nil), locs...)
 }

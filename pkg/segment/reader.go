@@ -164,7 +164,7 @@ func (r *Reader) searchRun(s *scan, g run, e entry.EntryID) (uint32, error) {
 	}
 	low, high := g.first, g.first+g.rows
 	if d := e - g.info.First; d < entry.EntryID(g.rows) {
-		guess := g.first + uint32(d) //nolint:gosec // below rows
+		guess := g.first + uint32(d) // below rows
 		got, _, err := r.indexRow(s, g, guess)
 		if err != nil {
 			return 0, err
@@ -342,7 +342,7 @@ func (r *Reader) Controls() ([]Control, error) {
 func (r *Reader) Gaps() ([]Gap, error) {
 	_, _, _, table := r.tables()
 	gaps, err := readRows(table, func(b []byte) Gap {
-		return Gap{Offset: int64(be.Uint64(b)), End: int64(be.Uint64(b[8:]))} //nolint:gosec // checked below
+		return Gap{Offset: int64(be.Uint64(b)), End: int64(be.Uint64(b[8:]))} // checked below
 	})
 	for i, g := range gaps {
 		if g.Offset < headerBlockSize || g.End <= g.Offset || i > 0 && g.Offset <= gaps[i-1].End {

@@ -219,7 +219,7 @@ func (s *scanner) take(h batchHeader, b []byte) bool {
 	for at = batchHeaderSize; at < len(b); {
 		r, bodyLen, _ := parseRecord(b[at:])
 		n := recordHeaderSize + int(bodyLen)
-		s.contents.add(&r, Location{Offset: s.off + int64(at), Length: uint32(n)}) //nolint:gosec // at most MaxBatchBytes
+		s.contents.add(&r, Location{Offset: s.off + int64(at), Length: uint32(n)}) // at most MaxBatchBytes
 		at += n
 	}
 	return true
@@ -343,7 +343,7 @@ func (s *scanner) salvageBatch(h batchHeader) error {
 			break
 		}
 		if n <= len(b)-at && entry.Checksum(r.Ledger, r.Entry, b[at+recordHeaderSize:at+n]) == r.Checksum {
-			s.contents.add(&r, Location{Offset: off, Length: uint32(n)}) //nolint:gosec // at most MaxBatchBytes
+			s.contents.add(&r, Location{Offset: off, Length: uint32(n)}) // at most MaxBatchBytes
 		} else {
 			s.lost[r.Ledger] = struct{}{}
 			s.gap(off, off+int64(n))

@@ -21,8 +21,8 @@ type placed struct {
 }
 
 // randomSegment appends random records of a few ledgers in random batches, copies of entries among them.
-func randomSegment(t testing.TB, w *Writer, rng *rand.Rand, batches int) []placed {
-	t.Helper()
+func randomSegment(tb testing.TB, w *Writer, rng *rand.Rand, batches int) []placed {
+	tb.Helper()
 	var all []placed
 	for range batches {
 		var recs []Record
@@ -39,7 +39,7 @@ func randomSegment(t testing.TB, w *Writer, rng *rand.Rand, batches int) []place
 			}
 			recs = append(recs, r)
 		}
-		for i, loc := range appendBatch(t, w, w.Size(), recs...) {
+		for i, loc := range appendBatch(tb, w, w.Size(), recs...) {
 			all = append(all, placed{recs[i], loc})
 		}
 	}
@@ -70,27 +70,27 @@ func TestSealedSegmentTellsWhatWasAppended(t *testing.T) {
 	}
 }
 
-func checkRecord(t testing.TB, readAt func(Location) (Record, error), want placed) {
-	t.Helper()
+func checkRecord(tb testing.TB, readAt func(Location) (Record, error), want placed) {
+	tb.Helper()
 	got, err := readAt(want.loc)
-	must(t, err)
+	must(tb, err)
 	if got.Kind != KindEntry {
 		got.Checksum = want.Checksum
 	}
 	if !bytes.Equal(got.Body, want.Body) {
-		t.Fatalf("at %+v: body %x, want %x", want.loc, got.Body, want.Body)
+		tb.Fatalf("at %+v: body %x, want %x", want.loc, got.Body, want.Body)
 	}
 	got.Body, want.Body = nil, nil
 	if fmt.Sprint(got) != fmt.Sprint(want.Record) {
-		t.Fatalf("at %+v: %+v, want %+v", want.loc, got, want.Record)
+		tb.Fatalf("at %+v: %+v, want %+v", want.loc, got, want.Record)
 	}
 }
 
 // checkReader compares all that a reader tells with the records, in the order they were appended.
-func checkReader(t testing.TB, r *Reader, all []placed) {
-	t.Helper()
+func checkReader(tb testing.TB, r *Reader, all []placed) {
+	tb.Helper()
 	i := 0
-	must(t, r.Each(func(rec Record, loc Location) error {
+	must(tb, r.Each(func(rec Record, loc Location) error {
 		if i == len(all) || loc != all[i].loc || !bytes.Equal(rec.Body, all[i].Body) {
 			return fmt.Errorf("record %d is %+v at %+v", i, rec, loc)
 		}
@@ -98,7 +98,7 @@ func checkReader(t testing.TB, r *Reader, all []placed) {
 		return nil
 	}))
 	if i != len(all) {
-		t.Fatalf("each: %d records, want %d", i, len(all))
+		tb.Fatalf("each: %d records, want %d", i, len(all))
 	}
 
 	var index []placed
@@ -132,35 +132,35 @@ func checkReader(t testing.TB, r *Reader, all []placed) {
 	})
 
 	gotControls, err := r.Controls()
-	must(t, err)
+	must(tb, err)
 	if !slices.Equal(gotControls, controls) {
-		t.Fatalf("controls %+v, want %+v", gotControls, controls)
+		tb.Fatalf("controls %+v, want %+v", gotControls, controls)
 	}
 	gotInfos, err := r.Ledgers()
-	must(t, err)
+	must(tb, err)
 	if len(gotInfos) != len(infos) {
-		t.Fatalf("%d ledgers, want %d", len(gotInfos), len(infos))
+		tb.Fatalf("%d ledgers, want %d", len(gotInfos), len(infos))
 	}
 	for _, got := range gotInfos {
 		one, ok, err := r.Ledger(got.Ledger)
-		must(t, err)
+		must(tb, err)
 		if got != infos[got.Ledger] || one != got || !ok {
-			t.Fatalf("ledger %+v, by itself %+v, want %+v", got, one, infos[got.Ledger])
+			tb.Fatalf("ledger %+v, by itself %+v, want %+v", got, one, infos[got.Ledger])
 		}
 	}
 	if _, ok, err := r.Ledger(1 << 50); ok || err != nil {
-		t.Fatalf("a ledger that is not there: %v, %v", ok, err)
+		tb.Fatalf("a ledger that is not there: %v, %v", ok, err)
 	}
-	checkIndex(t, r, index)
+	checkIndex(tb, r, index)
 }
 
-func checkIndex(t testing.TB, r *Reader, index []placed) {
-	t.Helper()
+func checkIndex(tb testing.TB, r *Reader, index []placed) {
+	tb.Helper()
 	if r.Entries() != int64(len(index)) {
-		t.Fatalf("%d entries, want %d", r.Entries(), len(index))
+		tb.Fatalf("%d entries, want %d", r.Entries(), len(index))
 	}
 	i := 0
-	must(t, r.Index(func(e IndexEntry) error {
+	must(tb, r.Index(func(e IndexEntry) error {
 		if want := index[i]; e != (IndexEntry{want.Ledger, want.Entry, want.loc}) {
 			return fmt.Errorf("index row %d is %+v, want %+v", i, e, want)
 		}
@@ -168,23 +168,23 @@ func checkIndex(t testing.TB, r *Reader, index []placed) {
 		return nil
 	}))
 	if i != len(index) {
-		t.Fatalf("index has %d rows, want %d", i, len(index))
+		tb.Fatalf("index has %d rows, want %d", i, len(index))
 	}
 	first := make(map[[2]int64]Location)
 	for _, p := range index {
 		key := [2]int64{int64(p.Ledger), int64(p.Entry)}
 		if _, ok := first[key]; !ok {
 			first[key] = p.loc
-			checkRecord(t, r.ReadAt, p)
+			checkRecord(tb, r.ReadAt, p)
 		}
 	}
 	for l := range int64(10) {
 		for e := int64(-1); e < 510; e++ {
 			loc, ok, err := r.Find(entry.LedgerID(l), entry.EntryID(e))
-			must(t, err)
+			must(tb, err)
 			want, there := first[[2]int64{l, e}]
 			if ok != there || loc != want {
-				t.Fatalf("find %d:%d: %+v, %v, want %+v, %v", l, e, loc, ok, want, there)
+				tb.Fatalf("find %d:%d: %+v, %v, want %+v, %v", l, e, loc, ok, want, there)
 			}
 		}
 	}
@@ -196,12 +196,12 @@ func checkIndex(t testing.TB, r *Reader, index []placed) {
 					want = append(want, IndexEntry{l, p.Entry, p.loc})
 				}
 			}
-			must(t, r.IndexLedger(l, from, func(e entry.EntryID, loc Location) bool {
+			must(tb, r.IndexLedger(l, from, func(e entry.EntryID, loc Location) bool {
 				got = append(got, IndexEntry{l, e, loc})
 				return true
 			}))
 			if !slices.Equal(got, want) {
-				t.Fatalf("ledger %d from %d: %v, want %v", l, from, got, want)
+				tb.Fatalf("ledger %d from %d: %v, want %v", l, from, got, want)
 			}
 		}
 	}
@@ -344,7 +344,7 @@ func TestFailedWriterStaysFailed(t *testing.T) {
 		locs := appendBatch(t, w, 0, add(1, 1, 10))
 		fs.Add(vfs.Rule{Op: op, Times: 1, Err: boom})
 		var err error
-		switch op { //nolint:exhaustive // those of the loop
+		switch op { // those of the loop
 		case vfs.OpSync:
 			err = w.Sync()
 		case vfs.OpWrite:
@@ -443,7 +443,7 @@ func readAll(fs vfs.FS, whole []byte) error {
 	if err != nil {
 		return err
 	}
-	defer r.Close() //nolint:errcheck // it was only read
+	defer r.Close() // it was only read
 	for _, id := range [][2]int64{{1, 1}, {2, 1}, {1, 2}} {
 		loc, ok, err := r.Find(entry.LedgerID(id[0]), entry.EntryID(id[1]))
 		if err != nil {

@@ -63,7 +63,7 @@ type scan struct {
 var pagePool = sync.Pool{New: func() any { return new([pageSize]byte) }}
 
 func newScan(t table) *scan {
-	return &scan{table: t, loaded: -1, buf: pagePool.Get().(*[pageSize]byte)[:]} //nolint:forcetypeassert // the pool holds nothing else
+	return &scan{table: t, loaded: -1, buf: pagePool.Get().(*[pageSize]byte)[:]} // the pool holds nothing else
 }
 
 func (s *scan) release() {

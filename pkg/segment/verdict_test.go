@@ -215,7 +215,7 @@ func crashWhileSealing(t *testing.T, m *vfs.Mem, rec *Recovered, check func(stri
 	before := m.Clone()
 	for cut := range 8 {
 		for seed := range uint64(8) {
-			*m = *before.Clone() //nolint:govet // the lock is free
+			*m = *before.Clone() // the lock is free
 			m.CutPowerAfter(cut)
 			err := SealRecovered(m, "s", rec)
 			m.Crash(rand.New(rand.NewPCG(seed, uint64(cut))))
@@ -230,7 +230,7 @@ func crashWhileSealing(t *testing.T, m *vfs.Mem, rec *Recovered, check func(stri
 			}
 		}
 	}
-	*m = *before.Clone() //nolint:govet // the lock is free
+	*m = *before.Clone() // the lock is free
 }
 
 // checkSealedRecovery reads back what SealRecovered has written.

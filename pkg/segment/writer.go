@@ -200,15 +200,15 @@ func (w *Writer) encode(recs []Record, offset int64, length int, durableUpto int
 		if rec.Kind != KindEntry {
 			rec.Checksum = entry.Checksum(rec.Ledger, rec.Entry, rec.Body)
 		}
-		loc := Location{Offset: offset + int64(at), Length: uint32(n)} //nolint:gosec // at most MaxBatchBytes
+		loc := Location{Offset: offset + int64(at), Length: uint32(n)} // at most MaxBatchBytes
 		encodeRecord(w.buf[at:at+n], w.seed, loc.Offset, &rec)
 		w.locs = append(w.locs, loc)
 		at += n
 	}
 	encodeBatchHeader(w.buf, w.seed, w.header.Generation, offset, batchHeader{
 		seq:         w.seq,
-		length:      uint32(length - batchHeaderSize), //nolint:gosec // at most MaxBatchBytes
-		count:       uint32(len(recs)),                //nolint:gosec // likewise
+		length:      uint32(length - batchHeaderSize), // at most MaxBatchBytes
+		count:       uint32(len(recs)),                // likewise
 		durableUpto: durableUpto,
 		prevDurable: w.prevDurable,
 		recordsCRC:  entry.UpdateCRC32C(uint32(w.seed), w.buf[batchHeaderSize:]),

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io/fs"
 	"math/rand/v2"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -11,27 +12,27 @@ import (
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }
 
 // write makes a file with the given bytes, unsynced.
-func write(t testing.TB, fsys FS, name string, b []byte) File {
-	t.Helper()
+func write(tb testing.TB, fsys FS, name string, b []byte) File {
+	tb.Helper()
 	f, err := fsys.Create(name)
-	must(t, err)
+	must(tb, err)
 	_, err = f.WriteAt(b, 0)
-	must(t, err)
+	must(tb, err)
 	return f
 }
 
-func read(t testing.TB, fsys FS, name string) []byte {
-	t.Helper()
+func read(tb testing.TB, fsys FS, name string) []byte {
+	tb.Helper()
 	f, err := fsys.OpenRead(name)
-	must(t, err)
+	must(tb, err)
 	size, err := f.Size()
-	must(t, err)
+	must(tb, err)
 	b := make([]byte, size)
 	if size > 0 {
 		_, err = f.ReadAt(b, 0)
-		must(t, err)
+		must(tb, err)
 	}
-	must(t, f.Close())
+	must(tb, f.Close())
 	return b
 }
 
@@ -190,15 +191,17 @@ func TestCrashIsSeeded(t *testing.T) {
 		if m.String() != c.String() {
 			t.Fatal("a clone crashes otherwise")
 		}
-		out := m.String()
+		var out strings.Builder
+		out.WriteString(m.String())
 		names, err := m.List(".")
 		must(t, err)
 		for _, name := range names {
-			out += string(read(t, m, name))
+			out.Write(read(t, m, name))
 		}
-		return out
+		return out.String()
 	}
-	if run() != run() {
+	first, second := run(), run()
+	if first != second {
 		t.Error("one seed, two outcomes")
 	}
 }

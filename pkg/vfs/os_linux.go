@@ -32,7 +32,7 @@ func (osFS) Open(path string) (File, error) { return openOS(path, os.O_RDWR) }
 func (osFS) OpenRead(path string) (File, error) { return openOS(path, os.O_RDONLY) }
 
 func openOS(path string, flag int) (File, error) {
-	f, err := os.OpenFile(path, flag, filePerm) //nolint:gosec // the path is the operator's data directory
+	f, err := os.OpenFile(path, flag, filePerm) // the path is the operator's data directory
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (osFS) Stat(path string) (Info, error) {
 }
 
 func (osFS) SyncDir(dir string) error {
-	d, err := os.Open(dir) //nolint:gosec // the path is the operator's data directory
+	d, err := os.Open(dir) // the path is the operator's data directory
 	if err != nil {
 		return err
 	}
@@ -82,12 +82,12 @@ func (osFS) Usage(dir string) (Usage, error) {
 	if err := ignoreEINTR(func() error { return syscall.Statfs(dir, &st) }); err != nil {
 		return Usage{}, &fs.PathError{Op: "statfs", Path: dir, Err: err}
 	}
-	block := uint64(st.Frsize) //nolint:gosec // a block size is positive
+	block := uint64(st.Frsize) // a block size is positive
 	return Usage{Total: st.Blocks * block, Free: st.Bavail * block}, nil
 }
 
 func (osFS) Lock(path string) (io.Closer, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, filePerm) //nolint:gosec // the path is the operator's data directory
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, filePerm) // the path is the operator's data directory
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func control(f *os.File, op string, call func(fd int) error) error {
 	}
 	var callErr error
 	err = conn.Control(func(fd uintptr) {
-		callErr = ignoreEINTR(func() error { return call(int(fd)) }) //nolint:gosec // descriptors are small
+		callErr = ignoreEINTR(func() error { return call(int(fd)) }) // descriptors are small
 	})
 	if err != nil {
 		return err

@@ -10,17 +10,17 @@ import (
 	"testing"
 )
 
-func must(t testing.TB, err error) {
-	t.Helper()
+func must(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func wantErr(t testing.TB, err, want error) {
-	t.Helper()
+func wantErr(tb testing.TB, err, want error) {
+	tb.Helper()
 	if !errors.Is(err, want) {
-		t.Fatalf("got %v, want %v", err, want)
+		tb.Fatalf("got %v, want %v", err, want)
 	}
 }
 
