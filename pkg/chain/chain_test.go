@@ -270,6 +270,21 @@ func TestRollWithALostReply(t *testing.T) {
 	}
 }
 
+// The outcome of a roll's transaction is unknown, and it is applied only when it is sent again.
+func TestRollAppliedLate(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.meta.late = true
+	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	for range 60 {
+		l.one()
+	}
+	check(t, l.Close(t.Context()))
+	if got := l.readAll(); !slices.Equal(got, upTo(60)) || len(l.Runs()) < 5 {
+		t.Fatalf("read %v of %d runs", got, len(l.Runs()))
+	}
+}
+
 func TestTooFewBookiesIsATypedErrorAndPasses(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)

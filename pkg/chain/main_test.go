@@ -143,6 +143,25 @@ type faultyMeta struct {
 	fail   error        // of every call
 	before func(string) // each transaction
 	after  func(string) error
+	// late: an OpenLedger has an unknown outcome and is applied only when the next one comes.
+	late    bool
+	delayed func()
+}
+
+// delay tells whether this call is to be put off, and carries out one that was.
+func (m *faultyMeta) delay(call func()) bool {
+	m.mu.Lock()
+	before := m.delayed
+	m.delayed = nil
+	put := m.late && before == nil
+	if put {
+		m.delayed = call
+	}
+	m.mu.Unlock()
+	if before != nil {
+		before()
+	}
+	return put
 }
 
 func (m *faultyMeta) set(fail error) {
@@ -178,6 +197,9 @@ func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain,
 	after, err := m.enter("open")
 	if err != nil {
 		return meta.Chain{}, meta.Ledger{}, err
+	}
+	if m.delay(func() { _, _, _ = m.Metadata.OpenLedger(context.WithoutCancel(ctx), g, c, l, closing) }) {
+		return meta.Chain{}, meta.Ledger{}, meta.ErrUnknownOutcome
 	}
 	c, l, err = m.Metadata.OpenLedger(ctx, g, c, l, closing)
 	if after != nil && err == nil {

@@ -218,6 +218,55 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 	})
 }
 
+// An update that comes while its key's old value is about to be written again must win, wherever the two meet.
+func TestARewriteNeverOverridesAnUpdate(t *testing.T) {
+	t.Parallel()
+	old, fresh := strings.Repeat("old", 100), strings.Repeat("new", 100)
+	for _, updateFirst := range []bool{true, false} {
+		for _, deleteIt := range []bool{true, false} {
+			f := newCluster(t, 3)
+			l := f.open(f.takeover(), statelog.Config{})
+			put(t, l, rec("a", 1, "k", old), rec("a", 1, "other", old))
+			update, want := rec("a", 1, "k", fresh), map[string]string{"a/1/other": old, "a/1/k": fresh}
+			if deleteIt {
+				update, want = del("a", 1, "k"), map[string]string{"a/1/other": old}
+			}
+			// Values are read from a bookie, which is when the update comes in; or it is under way already.
+			releaseReads := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpRead)
+			releaseAdds := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+			var done <-chan error
+			held := 0
+			if updateFirst {
+				done, held = start(t, l, update), 3
+				_, err := f.fake.AwaitHeld(t.Context(), held)
+				check(t, err)
+			}
+			rewritten := make(chan error, 1)
+			go func() { rewritten <- l.RewriteOldest() }()
+			_, err := f.fake.AwaitHeld(t.Context(), held+1)
+			check(t, err)
+			if !updateFirst {
+				done = start(t, l, update)
+				_, err := f.fake.AwaitHeld(t.Context(), 4)
+				check(t, err)
+			}
+			releaseReads()
+			eventually(t, "the rewrite to be handed in", func() bool { return l.Gathered() == 2 })
+			releaseAdds()
+			check(t, <-done)
+			check(t, <-rewritten)
+			if got := state(t, l); !maps.Equal(got, want) {
+				t.Fatalf("update first %v, delete %v: live %v", updateFirst, deleteIt, got)
+			}
+			l.Shutdown()
+			again := f.open(f.takeover(), statelog.Config{})
+			if got := state(t, again); !maps.Equal(got, want) {
+				t.Fatalf("update first %v, delete %v: replayed %v", updateFirst, deleteIt, got)
+			}
+		}
+	}
+}
+
 // A crash with appends under way keeps each call whole or not at all.
 func TestACallIsAtomic(t *testing.T) {
 	t.Parallel()
