@@ -15,8 +15,11 @@ import (
 )
 
 const (
-	// readSlab is how much is read from a socket at once.
-	readSlab = 256 << 10
+	// addSlab is how much is read of adds at once, requestSlab of requests, which are small.
+	addSlab     = 256 << 10
+	requestSlab = 4 << 10
+	// freeSlabs is how many slabs are kept for adds to come, over all connections.
+	freeSlabs = 64
 	// addOverhead is what an add takes beside its body.
 	addOverhead = 512
 	// maxFailures is how many refused adds may wait to be told before the connection is read no further.
@@ -153,11 +156,12 @@ func (c *conn) shakeHands() (bookiewire.Hello, error) {
 
 // read takes frames in until the stream ends.
 func (c *conn) read(use bookiewire.Use) error {
-	slab := readSlab
-	if use == bookiewire.UseRequests {
-		slab = 16 << 10
+	var r *bookiewire.Reader
+	if use == bookiewire.UseAdds {
+		r = c.s.slabs.NewReader(c.nc)
+	} else {
+		r = bookiewire.NewReader(c.nc, requestSlab)
 	}
-	r := bookiewire.NewReader(c.nc, slab)
 	for {
 		f, err := r.Next()
 		if err != nil {

@@ -100,7 +100,7 @@ func TestFakeAnswersAsABookieDoes(t *testing.T) {
 		inRecovery.State, inRecovery.Term = meta.LedgerInRecovery, 3
 		r.records.set(inRecovery)
 		fake := bookieclient.NewFake([]entry.StorageUUID{me.Storage}, bookieclient.WithAdmission(func(_ entry.StorageUUID, a *bookiewire.Add) error {
-			l, err := r.records.GetLedger(context.Background(), a.Ledger)
+			l, err := r.records.GetLedger(t.Context(), a.Ledger)
 			if err != nil {
 				return err
 			}
@@ -112,10 +112,10 @@ func TestFakeAnswersAsABookieDoes(t *testing.T) {
 		t.Cleanup(fake.Close)
 		history := ""
 		for i := range 150 {
-			request, real := do(t.Context(), r.client, rand.New(rand.NewPCG(seed, uint64(i)))) //nolint:gosec // reproducible
-			_, faked := do(t.Context(), fake, rand.New(rand.NewPCG(seed, uint64(i))))          //nolint:gosec // reproducible
-			history += fmt.Sprintf("%s: %s\n", request, real)
-			if real != faked {
+			request, genuine := do(t.Context(), r.client, rand.New(rand.NewPCG(seed, uint64(i))))
+			_, faked := do(t.Context(), fake, rand.New(rand.NewPCG(seed, uint64(i))))
+			history += fmt.Sprintf("%s: %s\n", request, genuine)
+			if genuine != faked {
 				t.Fatalf("seed %d, step %d: the fake answers %q\n%s", seed, i, faked, history)
 			}
 		}

@@ -107,6 +107,7 @@ type Server struct {
 	reads    *budget.Budget
 	admitted *admissions
 	pool     sync.Pool // of *pendingAdd
+	slabs    *bookiewire.Slabs
 	born     time.Time
 	stored   atomic.Int64 // when an add was last answered OK: nanoseconds since born, 0 for never
 
@@ -131,6 +132,7 @@ func NewServer(cfg ServerConfig, me Identity, store Storage, ledgers Ledgers, lo
 	s.reads = budget.New(s.cfg.ReadBytes)
 	s.metrics = newServerMetrics(registerer, s.adds)
 	s.admitted = &admissions{s: s, ledgers: ledgers, waiting: make(map[entry.LedgerID][]*pendingAdd)}
+	s.slabs = bookiewire.NewSlabs(addSlab, freeSlabs)
 	s.pool.New = func() any {
 		x := &pendingAdd{}
 		x.done = x.finish

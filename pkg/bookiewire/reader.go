@@ -30,11 +30,23 @@ type slab struct {
 	home chan *slab // nil: too large to keep
 }
 
-// NewReader returns a Reader with slabs of size bytes. Larger frames get memory of their own, which grows only as
-// their bytes arrive.
-func NewReader(r io.Reader, size int) *Reader {
-	return &Reader{r: r, size: max(size, 2*HeaderSize), free: make(chan *slab, 4)}
+// Slabs are free slabs, shared by readers.
+type Slabs struct {
+	size int
+	free chan *slab
 }
+
+// NewSlabs makes slabs of size bytes, and keeps up to keep of them when they are free.
+func NewSlabs(size, keep int) *Slabs {
+	return &Slabs{size: max(size, 2*HeaderSize), free: make(chan *slab, keep)}
+}
+
+// NewReader returns a Reader that takes its slabs from s. Larger frames get memory of their own, which grows only as
+// their bytes arrive.
+func (s *Slabs) NewReader(r io.Reader) *Reader { return &Reader{r: r, size: s.size, free: s.free} }
+
+// NewReader returns a Reader with slabs of size bytes of its own.
+func NewReader(r io.Reader, size int) *Reader { return NewSlabs(size, 4).NewReader(r) }
 
 // Retained keeps a frame's bytes valid.
 type Retained struct{ slab *slab }
