@@ -251,6 +251,7 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 			c.refuse(it, errDiffers, false)
 			return true
 		}
+		first.urgent = first.urgent || it.urgent // a recovery counts on it now
 		if it.rec.Term > l.acceptedTerm {
 			c.behindTerm(it, l)
 			return true

@@ -235,3 +235,80 @@ func TestB2FenceIsDurableBeforeANegative(t *testing.T) {
 		closeStore(t, s)
 	}
 }
+
+// What the next segment says to be durable counts when a segment ends too early.
+func TestNextSegmentTellsWhatWasDurable(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := openStore(t, small(), fs)
+	must(t, add(s, 1, 0))
+	closeStore(t, s)
+	m, err := readManifest(fs, "/data")
+	must(t, err)
+	s.segments.manifest = m
+	payload := make([]byte, 100)
+	first, err := s.prepare(false)
+	must(t, err)
+	locs, err := first.handle.writer.AppendBatch(benchRecords(0, payload)[:5], 0)
+	must(t, err)
+	damaged := locs[2].Offset + 60
+	must(t, first.handle.writer.Sync())
+	second, err := s.prepare(false)
+	must(t, err)
+	second.handle.writer.SetPrevDurable(first.handle.writer.Size())
+	_, err = second.handle.writer.AppendBatch(benchRecords(1000, payload)[:5], 0)
+	must(t, err)
+	must(t, second.handle.writer.Sync())
+	first.handle.close()
+	second.handle.close()
+	without := fs.Clone()
+	damage(t, fs, first.path, damaged)
+	s = openStore(t, small(), fs)
+	if l := s.Loss(); l.All || !slices.Equal(l.Ledgers, []entry.LedgerID{4}) {
+		t.Fatalf("loss %+v, want ledger 4", l)
+	}
+	_, err = readOne(s, 4, 2)
+	wantCode(t, err, bookiewire.Unknown)
+
+	// Without the next segment's word it is a torn tail.
+	must(t, without.Remove(second.path))
+	m.remove(second.seq)
+	m.add(manifestSegment{sequence: first.seq, uuid: first.uuid})
+	must(t, writeManifest(without, "/data", m))
+	damage(t, without, first.path, damaged)
+	s = openStore(t, small(), without)
+	if l := s.Loss(); l.All || len(l.Ledgers) > 0 {
+		t.Fatalf("loss %+v, want none", l)
+	}
+}
+
+// A file among the spares that is in use again, because the power went while it was being taken, is no spare.
+func TestSpareInUseIsRemoved(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := openStore(t, small(), fs)
+	must(t, s.fillReserve())
+	live := s.segments.list()[0].path
+	must(t, add(s, 1, 0))
+	closeStore(t, s)
+	copyOf := s.segments.spares[0]
+	must(t, fs.Remove("/data/"+copyOf))
+	src, err := fs.Open(live)
+	must(t, err)
+	size, err := src.Size()
+	must(t, err)
+	b := make([]byte, size)
+	_, err = src.ReadAt(b, 0)
+	must(t, err)
+	must(t, src.Close())
+	dst, err := fs.Create("/data/" + copyOf)
+	must(t, err)
+	_, err = dst.WriteAt(b, 0)
+	must(t, err)
+	must(t, dst.Close())
+	s = openStore(t, small(), fs)
+	if _, err := fs.Stat("/data/" + copyOf); err == nil {
+		t.Fatalf("%s is still there", copyOf)
+	}
+	wantEntry(t, s, 1, 0, body(1, 0, 100))
+}

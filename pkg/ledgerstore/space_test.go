@@ -135,7 +135,9 @@ func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 		t.Fatalf("a full disk stops the store: %v", err)
 	default:
 	}
-	s = reopen(t, s)
+	closeStore(t, s)
+	fs.SetCapacity(usage()) // sealing has given some back
+	s = openStore(t, cfg, fs)
 	check()
 	must(t, s.DeleteLedger(t.Context(), 1))
 	if compactAll(t, s) <= 0 {

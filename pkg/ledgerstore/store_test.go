@@ -44,6 +44,12 @@ func TestAddReadRestart(t *testing.T) {
 				}
 			}
 			check()
+			waitSealed(s)
+			for _, r := range s.table.lookup(1).runs {
+				if r.seg.sealed.Load() && r.slots != nil {
+					t.Errorf("locations of sealed segment %d are still in memory", r.seg.seq)
+				}
+			}
 			s = reopen(t, s)
 			check()
 			must(t, add(s, 1, 300))
