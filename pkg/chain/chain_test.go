@@ -185,6 +185,39 @@ func TestTrimmedRunsStayReadableElsewhere(t *testing.T) {
 	}
 }
 
+// The reply to a deletion is lost: the record is read again, and the chain goes on rolling and trimming.
+func TestTrimWithALostReply(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 3})
+	for range 20 {
+		l.one()
+	}
+	f.meta.hooks(nil, func(op string) error {
+		if op == "delete" {
+			return meta.ErrUnknownOutcome
+		}
+		return nil
+	})
+	if _, err := l.Trim(t.Context(), func(meta.Run) bool { return true }); !errors.Is(err, meta.ErrUnknownOutcome) {
+		t.Fatal(err)
+	}
+	f.meta.hooks(nil, nil)
+	for range 10 {
+		l.one()
+	}
+	_, err := l.Trim(t.Context(), func(r meta.Run) bool { return r.End <= 40 })
+	check(t, err)
+	check(t, l.Close(t.Context()))
+	runs := l.Runs()
+	if runs[0].First < 30 {
+		t.Fatalf("left from offset %d on", runs[0].First)
+	}
+	if got := l.readAll(); !slices.Equal(got, upTo(30)[runs[0].First/2:]) {
+		t.Fatalf("read %v", got)
+	}
+}
+
 func TestEtcdAwayPutsRollsOffAndPublishingGoesOn(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)

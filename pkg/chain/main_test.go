@@ -208,6 +208,18 @@ func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain,
 	return c, l, err
 }
 
+func (m *faultyMeta) DeleteLedger(ctx context.Context, g meta.Guard, c meta.Chain, id entry.LedgerID) (meta.Chain, error) {
+	after, err := m.enter("delete")
+	if err != nil {
+		return meta.Chain{}, err
+	}
+	c, err = m.Metadata.DeleteLedger(ctx, g, c, id)
+	if after != nil && err == nil {
+		err = after("delete")
+	}
+	return c, err
+}
+
 func (m *faultyMeta) CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error) {
 	if _, err := m.enter("close"); err != nil {
 		return meta.Chain{}, meta.Ledger{}, err
