@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -399,7 +400,7 @@ func TestStartRefusesBadCircumstances(t *testing.T) {
 	}
 
 	// etcd away: it waits, and gives up when it is told to.
-	dead, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: nil})
+	dead, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
 	w.check(err)
 	defer dead.Close()
 	env := w.env(vfs.NewMem())
