@@ -11,7 +11,7 @@ import (
 func Murmur3(b []byte) uint32 {
 	const c1, c2 = 0xcc9e2d51, 0x1b873593
 	var h uint32
-	n := uint32(len(b)) //nolint:gosec // the algorithm mixes in the length modulo 2³²
+	n := uint32(len(b))
 	for ; len(b) >= 4; b = b[4:] {
 		k := binary.LittleEndian.Uint32(b) * c1
 		k = bits.RotateLeft32(k, 15) * c2

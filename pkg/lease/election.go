@@ -85,7 +85,7 @@ func waitFree(ctx context.Context, cli *clientv3.Client, key string, rev int64) 
 func lead(ctx context.Context, cli *clientv3.Client, grant *Grant, key string, rev int64) *Leadership {
 	ctx, cancel := context.WithCancelCause(ctx)
 	l := &Leadership{cli: cli, key: key, rev: rev, grant: grant, ctx: ctx, cancel: cancel, done: make(chan struct{})}
-	go l.run()
+	go l.run() //nolint:contextcheck // it has the leadership's own
 	return l
 }
 

@@ -50,7 +50,7 @@ func newSession(t *testing.T, cli *clientv3.Client, ttl time.Duration) *lease.Se
 	t.Helper()
 	s, err := lease.NewSession(t.Context(), cli, ttl, nil)
 	check(t, err)
-	t.Cleanup(func() { check(t, s.Close(context.Background())) })
+	t.Cleanup(func() { check(t, s.Close(context.WithoutCancel(t.Context()))) })
 	return s
 }
 

@@ -106,7 +106,7 @@ func TestDeadlineCountsFromTheSending(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = s.Close(context.Background()) }()
+		defer func() { _ = s.Close(context.WithoutCancel(t.Context())) }()
 		begin := time.Now()
 		e.answer(nil, 1900*time.Millisecond)
 		time.Sleep(3950 * time.Millisecond) // the first renewal left at 2 s and is answered

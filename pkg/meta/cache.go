@@ -323,7 +323,7 @@ func (c *Cache) load(ctx context.Context) error {
 	c.state = next
 	wake := c.advance(rev, true)
 	for k := range c.changed {
-		wake = append(wake, c.replaceChanged(Kind(k))) //nolint:gosec // below kinds
+		wake = append(wake, c.replaceChanged(Kind(k)))
 	}
 	c.mu.Unlock()
 	closeAll(wake)
@@ -371,7 +371,7 @@ func (c *Cache) follow(resp clientv3.WatchResponse) {
 	}
 	for k := range touched {
 		if touched[k] {
-			wake = append(wake, c.replaceChanged(Kind(k))) //nolint:gosec // below kinds
+			wake = append(wake, c.replaceChanged(Kind(k)))
 		}
 	}
 	c.mu.Unlock()

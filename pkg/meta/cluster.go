@@ -131,7 +131,7 @@ func (s *Store) ReserveLedgerIDs(ctx context.Context, n int) (entry.LedgerID, er
 		if m.Next+uint64(n) > maxLedgerSequence {
 			return fmt.Errorf("%s: the sequence is used up", op)
 		}
-		first = entry.MakeLedgerID(uint16(m.Generation), m.Next) //nolint:gosec // checked when decoded
+		first = entry.MakeLedgerID(uint16(m.Generation), m.Next)
 		m.Next += uint64(n)
 		return nil
 	})

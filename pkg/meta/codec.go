@@ -60,7 +60,7 @@ func fromMillis(ms int64) time.Time {
 }
 
 // small narrows a count that was checked to be small.
-func small(n int) uint32 { return uint32(n) } //nolint:gosec // checked by the caller
+func small(n int) uint32 { return uint32(n) }
 
 func encodeLedger(l Ledger) (string, error) {
 	m := &metav1.Ledger{
@@ -81,8 +81,8 @@ func encodeLedger(l Ledger) (string, error) {
 		m.Fragments = append(m.Fragments, p)
 	}
 	if l.State >= LedgerClosed {
-		m.Entries = uint64(l.Last + 1) //nolint:gosec // Last ≥ -1
-		m.Length = uint64(l.Length)    //nolint:gosec // never negative
+		m.Entries = uint64(l.Last + 1)
+		m.Length = uint64(l.Length)
 	}
 	for _, i := range l.Pending {
 		m.Pending = append(m.Pending, &metav1.Intent{Target: i.Target[:], Fragment: int64(i.Fragment), DeadlineMs: millis(i.Deadline)})
@@ -121,15 +121,15 @@ func ledgerFromProto(id entry.LedgerID, m *metav1.Ledger) (Ledger, error) {
 	}
 	l := Ledger{
 		ID:     id,
-		State:  LedgerState(m.State), //nolint:gosec // checked
+		State:  LedgerState(m.State),
 		Term:   entry.Term(m.Term),
 		Nonce:  m.Nonce,
 		LastOp: m.LastOp,
 		Last:   entry.NoEntry,
 	}
 	if l.State >= LedgerClosed {
-		l.Last = entry.EntryID(m.Entries) - 1 //nolint:gosec // checked
-		l.Length = int64(m.Length)            //nolint:gosec // checked
+		l.Last = entry.EntryID(m.Entries) - 1
+		l.Length = int64(m.Length)
 	}
 	switch c := m.Chain.(type) {
 	case *metav1.Ledger_Data:
@@ -220,7 +220,7 @@ func checkFragments(r Replication, fragments []Fragment) error {
 func runToProto(r Run) *metav1.Run {
 	m := &metav1.Run{Ledger: uint64(r.Ledger), First: uint64(r.First), Closed: r.Closed}
 	if r.Closed {
-		m.Span, m.MaxTimeMs, m.Bytes = uint64(r.End-r.First), r.MaxTime, uint64(r.Bytes) //nolint:gosec // never negative
+		m.Span, m.MaxTimeMs, m.Bytes = uint64(r.End-r.First), r.MaxTime, uint64(r.Bytes)
 	}
 	return m
 }
@@ -233,7 +233,7 @@ func runFromProto(m *metav1.Run) (Run, error) {
 	if m.First+m.Span < m.First || m.Bytes > math.MaxInt64 {
 		return r, fmt.Errorf("run of ledger %d: %d messages of %d bytes from offset %d", m.Ledger, m.Span, m.Bytes, m.First)
 	}
-	r.End, r.MaxTime, r.Bytes = entry.Offset(m.First+m.Span), m.MaxTimeMs, int64(m.Bytes) //nolint:gosec // checked
+	r.End, r.MaxTime, r.Bytes = entry.Offset(m.First+m.Span), m.MaxTimeMs, int64(m.Bytes)
 	return r, nil
 }
 

@@ -50,7 +50,7 @@ func decodeBookie(key string, value []byte) (BookieInfo, error) {
 		return BookieInfo{}, corrupt(key, "state %d of %s", m.State, u)
 	}
 	return BookieInfo{
-		ID: m.Id, UUID: u, State: BookieState(m.State), Draining: m.Draining, //nolint:gosec // checked
+		ID: m.Id, UUID: u, State: BookieState(m.State), Draining: m.Draining,
 		Data: m.Data, GRPC: m.Grpc, HTTP: m.Http, Zone: m.Zone, Host: m.Host,
 		FreeBytes: m.FreeBytes, TotalBytes: m.TotalBytes, Sync: m.Sync, Version: m.Version, Started: fromMillis(m.StartedMs),
 	}, nil
@@ -100,7 +100,7 @@ func decodeNamespace(key, name string, value []byte, rev int64) (Namespace, uint
 		if uint64(b.Last) < next {
 			return Namespace{}, 0, corrupt(key, "bundle %d ends before it begins", b.Number)
 		}
-		ns.Bundles = append(ns.Bundles, Bundle{ID: bundleID(name, b.Number), First: uint32(next), Last: b.Last}) //nolint:gosec // ≤ Last
+		ns.Bundles = append(ns.Bundles, Bundle{ID: bundleID(name, b.Number), First: uint32(next), Last: b.Last})
 		next = uint64(b.Last) + 1
 	}
 	if next != math.MaxUint32+1 {
@@ -164,7 +164,7 @@ func policiesFromProto(m *metav1.Policies) (Policies, error) {
 		Ensemble: optional[int](m.Ensemble), WriteQuorum: optional[int](m.WriteQuorum),
 		AckQuorum: optional[int](m.AckQuorum), MinZones: optional[int](m.MinZones),
 		RetentionBytes: optional[int64](m.RetentionBytes), BacklogBytes: optional[int64](m.BacklogBytes),
-		BacklogAction: BacklogAction(m.BacklogAction), AutoCreateTopics: clone(m.AutoCreateTopics), //nolint:gosec // checked
+		BacklogAction: BacklogAction(m.BacklogAction), AutoCreateTopics: clone(m.AutoCreateTopics),
 		MaxUnackedPerSubscription: optional[int](m.MaxUnackedPerSubscription),
 		MaxUnackedPerConsumer:     optional[int](m.MaxUnackedPerConsumer),
 	}

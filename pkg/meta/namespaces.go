@@ -82,11 +82,11 @@ func (s *Store) DeleteTenant(ctx context.Context, name string) error {
 func newNamespace(name string, p Policies, first uint32, bundles int, created time.Time) Namespace {
 	ns := Namespace{Name: name, Policies: p, Created: created}
 	var from uint64
-	for i := range uint64(bundles) { //nolint:gosec // positive
-		next := (i + 1) << 32 / uint64(bundles) //nolint:gosec // positive
+	for i := range uint64(bundles) {
+		next := (i + 1) << 32 / uint64(bundles)
 		ns.Bundles = append(ns.Bundles, Bundle{
-			ID:    bundleID(name, first+uint32(i)),      //nolint:gosec // bounded
-			First: uint32(from), Last: uint32(next - 1), //nolint:gosec // bounded
+			ID:    bundleID(name, first+uint32(i)),
+			First: uint32(from), Last: uint32(next - 1),
 		})
 		from = next
 	}

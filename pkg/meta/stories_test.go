@@ -112,7 +112,7 @@ func TestB16SecondCloseGetsTheFirstsEnd(t *testing.T) {
 	}
 	chain, err := f.GetChain(ctx, f.chain)
 	check(t, err)
-	if chain.Runs[0].End != entry.Offset(stored.Last+1) { //nolint:gosec // small
+	if chain.Runs[0].End != entry.Offset(stored.Last+1) {
 		t.Fatalf("the run ends at %d, the ledger at %d", chain.Runs[0].End, stored.Last)
 	}
 }

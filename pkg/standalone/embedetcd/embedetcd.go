@@ -79,7 +79,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	ec.ListenPeerUrls = []url.URL{peer}
 	ec.AdvertisePeerUrls = []url.URL{peer}
 	ec.InitialCluster = ec.InitialClusterFromName(ec.Name)
-	ec.TickMs = uint(max(cfg.Tick.Milliseconds(), 1)) //nolint:gosec // positive
+	ec.TickMs = uint(max(cfg.Tick.Milliseconds(), 1))
 	ec.ElectionMs = 5 * ec.TickMs
 	ec.QuotaBackendBytes = cfg.QuotaBytes
 	ec.SnapshotCount = 5_000
