@@ -99,6 +99,14 @@ func TestEpochNeverFalls(t *testing.T) {
 	if _, err := f.ReacquireBundle(ctx, bundle, broker("b3"), doomed, last); !errors.Is(err, meta.ErrLease) {
 		t.Fatalf("an ended lease: got %v, want %v", err, meta.ErrLease)
 	}
+	// A suspicion of b3's ownership says nothing of the next one of the same broker.
+	suspect, err := f.GetOwner(ctx, bundle)
+	check(t, err)
+	check(t, f.ReleaseBundle(ctx, meta.Guard{Bundle: bundle, Epoch: last}, "b3"))
+	grow(f.TakeBundle(ctx, bundle, broker("b3"), f.lease, meta.ExpectNone()))
+	if _, err := f.TakeBundle(ctx, bundle, broker("b4"), f.lease, meta.ExpectOwner(suspect)); !errors.Is(err, meta.ErrConflict) {
+		t.Fatalf("a suspicion of an earlier epoch: %v", err)
+	}
 	if _, err := f.TakeBundle(ctx, "public/default/99", broker("b3"), f.lease, meta.ExpectNone()); !errors.Is(err, meta.ErrNotFound) {
 		t.Fatalf("no such bundle: got %v", err)
 	}
