@@ -153,13 +153,13 @@ func (c Config) withDefaults() Config {
 type AckLevel uint8
 
 const (
-	// AckQuorum (the default): confirmed, Qa copies of it and of every predecessor are on disk.
+	// AckQuorum (the default) is done when it is confirmed: Qa copies of it and of every predecessor are on disk.
 	AckQuorum AckLevel = iota
-	// AckNone: on enqueue; it may be lost.
+	// AckNone is done on enqueue; it may be lost.
 	AckNone
-	// AckOne: one copy of it and of every predecessor is on disk; a broker's crash may lose it.
+	// AckOne is done when one copy of it and of every predecessor is on disk; a broker's crash may lose it.
 	AckOne
-	// AckAll: confirmed, and all Qw copies are on disk.
+	// AckAll is done when it is confirmed and all Qw copies are on disk.
 	AckAll
 )
 
@@ -182,9 +182,9 @@ func (l AckLevel) String() string {
 type Outcome uint8
 
 const (
-	// Unknown: the entry may or may not be part of the ledger; only the ledger's recovery decides.
+	// Unknown means that the entry may or may not be part of the ledger; only the ledger's recovery decides.
 	Unknown Outcome = iota
-	// NotWritten: the entry is not and will never be part of the ledger. It may be appended elsewhere.
+	// NotWritten means that the entry is not and will never be part of the ledger. It may be appended elsewhere.
 	NotWritten
 )
 

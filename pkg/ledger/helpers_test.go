@@ -27,7 +27,6 @@ type memMeta struct {
 	rev     int64
 	ledgers map[entry.LedgerID]meta.Ledger
 	retired map[entry.StorageUUID]bool
-	history []string
 	// before runs before a transaction of the given kind is applied, without locks; after, when it was.
 	before func(op string)
 	after  func(op string) error
@@ -70,7 +69,6 @@ func (m *memMeta) txn(ctx context.Context, op string, id entry.LedgerID, f func(
 		m.rev++
 		l.Rev = m.rev
 		m.ledgers[id] = l
-		m.history = append(m.history, op)
 	}
 	m.mu.Unlock()
 	if after != nil {
@@ -85,12 +83,6 @@ func (m *memMeta) hooks(before func(string), after func(string) error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.before, m.after = before, after
-}
-
-func (m *memMeta) ops() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Clone(m.history)
 }
 
 func (m *memMeta) record(id entry.LedgerID) meta.Ledger {
@@ -187,11 +179,12 @@ type world struct {
 	hints      []ledger.Hint
 }
 
-func newWorld(t testing.TB, bookies int) *world {
-	w := &world{t: t, meta: newMemMeta(), ids: bookieclient.FakeUUIDs(bookies)}
+func newWorld(tb testing.TB, bookies int) *world {
+	tb.Helper()
+	w := &world{t: tb, meta: newMemMeta(), ids: bookieclient.FakeUUIDs(bookies)}
 	w.fake = bookieclient.NewFake(w.ids)
 	w.tick = ledger.NewTicker(5 * time.Millisecond)
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		w.fake.Close()
 		w.tick.Close()
 	})
@@ -339,23 +332,23 @@ func (w *world) readAll(l meta.Ledger) int {
 	return int(next)
 }
 
-func noError(t testing.TB, err error) {
-	t.Helper()
+func noError(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
-func errorIs(t testing.TB, err, want error) {
-	t.Helper()
+func errorIs(tb testing.TB, err, want error) {
+	tb.Helper()
 	if !errors.Is(err, want) {
-		t.Fatalf("error %v is not %v", err, want)
+		tb.Fatalf("error %v is not %v", err, want)
 	}
 }
 
-func equal[T any](t testing.TB, want, got T) {
-	t.Helper()
+func equal[T any](tb testing.TB, want, got T) {
+	tb.Helper()
 	if !reflect.DeepEqual(want, got) {
-		t.Fatalf("want %v, got %v", want, got)
+		tb.Fatalf("want %v, got %v", want, got)
 	}
 }

@@ -6,8 +6,11 @@ import (
 	"testing"
 )
 
+// defaultSeeds is how many seeds run without -sim.seeds.
+var defaultSeeds uint64 = 2000
+
 var (
-	simSeeds = flag.Uint64("sim.seeds", 2000, "how many seeds the simulation runs")
+	simSeeds = flag.Uint64("sim.seeds", 0, "how many seeds the simulation runs; 0: 2000, with the race detector 200")
 	simSeed  = flag.Uint64("sim.seed", 0, "run one seed of the simulation, and print what happens")
 )
 
@@ -25,13 +28,17 @@ func TestSimulation(t *testing.T) {
 		}
 		return
 	}
+	seeds := *simSeeds
+	if seeds == 0 {
+		seeds = defaultSeeds
+	}
 	const shards = 4
 	var total [shards]tally
 	t.Run("shards", func(t *testing.T) {
 		for shard := range uint64(shards) {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
-				for seed := 1 + shard; seed <= *simSeeds; seed += shards {
+				for seed := 1 + shard; seed <= seeds; seed += shards {
 					s := newSim(seed)
 					if err := s.run(); err != nil {
 						t.Fatalf("seed %d %+v: %v", seed, s.r, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
 
-// AskLAC, as the upper bound of [Reader.Read], bounds the read by the highest LAC that bookies know of.
+// AskLAC is an upper bound of [Reader.Read]: it bounds the read by the highest LAC that bookies know of.
 const AskLAC = entry.NoEntry - 1
 
 const (
@@ -78,11 +78,10 @@ func (r *Reader) learn(l meta.Ledger) {
 	}
 }
 
-func (r *Reader) raise(lac entry.EntryID) entry.EntryID {
+func (r *Reader) raise(lac entry.EntryID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lac = max(r.lac, lac)
-	return r.lac
 }
 
 func (r *Reader) record() (meta.Ledger, entry.EntryID) {
@@ -216,9 +215,9 @@ func (r *Reader) readRange(ctx context.Context, l meta.Ledger, f meta.Fragment, 
 		s.pending++
 		s.askedAt = time.Now()
 		q := bookiewire.Read{
-			Ledger: l.ID, First: s.first, Stride: uint32(stride), //nolint:gosec // at most quorum.MaxEnsemble
-			MaxEntries: uint32(min((to-s.first)/entry.EntryID(stride)+1, maxReadEntries)), //nolint:gosec // bounded
-			MaxBytes:   uint32(max(1, min(maxBytes/n, 1<<30))),                            //nolint:gosec // bounded
+			Ledger: l.ID, First: s.first, Stride: uint32(stride),
+			MaxEntries: uint32(min((to-s.first)/entry.EntryID(stride)+1, maxReadEntries)),
+			MaxBytes:   uint32(max(1, min(maxBytes/n, 1<<30))),
 		}
 		r.env.Bookies.Read(ctx, uuid, q, func(reply bookiewire.ReadReply, err error) {
 			replies <- stripeReply{i, uuid, reply, err}
@@ -328,7 +327,7 @@ func weave(stripes []stripe, first, to entry.EntryID) []Entry {
 
 // order sorts the slots to ask: those that failed lately come last, and different ledgers start at different slots.
 func (r *Reader) order(slots []int, f meta.Fragment, l entry.LedgerID) {
-	turn := int(uint64(l) % uint64(len(slots))) //nolint:gosec // below len
+	turn := int(uint64(l) % uint64(len(slots)))
 	rotated := slices.Concat(slots[turn:], slots[:turn])
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -48,7 +48,6 @@ type RecoveryCore struct {
 	now time.Time
 
 	phase    recoveryPhase
-	abort    error
 	fenced   quorum.Set
 	unfenced quorum.Set // asked, and certain not to answer well
 	deadline time.Time  // of the fence round

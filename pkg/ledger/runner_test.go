@@ -93,8 +93,12 @@ func TestCloseOutcomes(t *testing.T) {
 		err    error
 		broken bool
 	}{
-		{meta.ErrConflict, false}, {meta.ErrUnavailable, false}, {meta.ErrLedgerOrder, false},
-		{meta.ErrUnknownOutcome, true}, {meta.ErrEpoch, true}, {errors.New("who knows"), true},
+		{meta.ErrConflict, false},
+		{meta.ErrUnavailable, false},
+		{meta.ErrLedgerOrder, false},
+		{meta.ErrUnknownOutcome, true},
+		{meta.ErrEpoch, true},
+		{errors.New("who knows"), true},
 	} {
 		w := newWorld(t, 3)
 		l := w.open(1, 3, 3, 2)
@@ -191,7 +195,7 @@ func TestShutdownWithHangingPeers(t *testing.T) {
 func TestCallbacksMayAppend(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 3)
-	var lac entry.EntryID = entry.NoEntry
+	lac := entry.NoEntry
 	w.env.OnConfirmed = func(l entry.EntryID) { lac = l }
 	wr := w.writer(w.open(1, 3, 3, 2))
 	done := make(chan error, 1)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
@@ -126,11 +127,16 @@ func (s *sim) logf(format string, a ...any) {
 var (
 	simStart  = time.Unix(1_700_000_000, 0)
 	simShapes = []meta.Replication{
-		{Ensemble: 3, WriteQuorum: 3, AckQuorum: 2}, {Ensemble: 3, WriteQuorum: 3, AckQuorum: 2},
-		{Ensemble: 4, WriteQuorum: 3, AckQuorum: 2}, {Ensemble: 3, WriteQuorum: 2, AckQuorum: 2},
-		{Ensemble: 2, WriteQuorum: 2, AckQuorum: 2}, {Ensemble: 2, WriteQuorum: 2, AckQuorum: 1},
-		{Ensemble: 4, WriteQuorum: 4, AckQuorum: 2, MinZones: 2}, {Ensemble: 5, WriteQuorum: 3, AckQuorum: 2},
-		{Ensemble: 4, WriteQuorum: 4, AckQuorum: 3, MinZones: 2}, {Ensemble: 1, WriteQuorum: 1, AckQuorum: 1},
+		{Ensemble: 3, WriteQuorum: 3, AckQuorum: 2},
+		{Ensemble: 3, WriteQuorum: 3, AckQuorum: 2},
+		{Ensemble: 4, WriteQuorum: 3, AckQuorum: 2},
+		{Ensemble: 3, WriteQuorum: 2, AckQuorum: 2},
+		{Ensemble: 2, WriteQuorum: 2, AckQuorum: 2},
+		{Ensemble: 2, WriteQuorum: 2, AckQuorum: 1},
+		{Ensemble: 4, WriteQuorum: 4, AckQuorum: 2, MinZones: 2},
+		{Ensemble: 5, WriteQuorum: 3, AckQuorum: 2},
+		{Ensemble: 4, WriteQuorum: 4, AckQuorum: 3, MinZones: 2},
+		{Ensemble: 1, WriteQuorum: 1, AckQuorum: 1},
 	}
 )
 
@@ -185,7 +191,7 @@ func (s *sim) candidates() []ledger.Candidate {
 	for i, b := range s.bookies {
 		// The registration of a bookie that is down stays for a while: it may be chosen in vain.
 		if b.up || s.rng.IntN(4) == 0 {
-			list = append(list, ledger.Candidate{UUID: b.uuid, Host: fmt.Sprint(i), Zone: s.zones[b.uuid], Writable: true})
+			list = append(list, ledger.Candidate{UUID: b.uuid, Host: strconv.Itoa(i), Zone: s.zones[b.uuid], Writable: true})
 		}
 	}
 	return list

@@ -290,7 +290,7 @@ func TestB36FencedIsNotClosed(t *testing.T) {
 		noError(t, err)
 		done := make(chan entry.EntryID)
 		go func() {
-			lac, closed, err := r.WaitLAC(context.Background(), 2)
+			lac, closed, err := r.WaitLAC(t.Context(), 2)
 			if err != nil || !closed {
 				lac = -5
 			}
@@ -306,7 +306,7 @@ func TestB36FencedIsNotClosed(t *testing.T) {
 			t.Error("the wait ended, though the ledger is not closed")
 		default:
 		}
-		_, _, err = ledger.Recover(context.Background(), w.env, 1, ledger.RecoverOptions{Finish: w.meta.close5})
+		_, _, err = ledger.Recover(t.Context(), w.env, 1, ledger.RecoverOptions{Finish: w.meta.close5})
 		noError(t, err)
 		equal(t, entry.EntryID(2), <-done)
 	})

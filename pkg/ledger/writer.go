@@ -99,10 +99,8 @@ func NewWriter(env Env, l meta.Ledger) *Writer {
 	if env.Config.Seed == 0 {
 		env.Config.Seed = rand.Uint64() //nolint:gosec // spreads load, guards nothing
 	}
-	w := &Writer{
-		env: env, core: NewWriterCore(env.Config, l, time.Now()),
-		roll: make(chan struct{}), broken: make(chan struct{}),
-	}
+	w := &Writer{env: env, roll: make(chan struct{}), broken: make(chan struct{})}
+	w.core = newWriterCore(&w.env.Config, l, time.Now())
 	w.quiet.L = &w.mu
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.lac.Store(int64(w.core.LAC()))
@@ -531,12 +529,12 @@ func (w *Writer) send(s *Send, lac entry.EntryID, nonce uint64) {
 	f.add = bookiewire.Add{
 		Ledger: w.core.ledger.ID, Entry: s.Entry, Nonce: nonce, LAC: lac, Checksum: s.Checksum, Body: s.Body,
 	}
-	f.refs.Store(int32(n)) //nolint:gosec // at most quorum.MaxEnsemble
+	f.refs.Store(int32(n))
 	i := 0
 	for set := s.Slots; set != 0; set &= set - 1 {
 		slot := set.First()
 		call := &f.calls[i]
-		call.slot, call.uuid = int32(slot), s.Ensemble[slot].UUID //nolint:gosec // at most quorum.MaxEnsemble
+		call.slot, call.uuid = int32(slot), s.Ensemble[slot].UUID
 		w.env.Bookies.Add(call.uuid, &f.add, call.done)
 		i++
 	}

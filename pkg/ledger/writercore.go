@@ -62,7 +62,7 @@ func (p Phase) String() string {
 //
 // Events are the methods, and [WriterCore.Ready] returns what to do. Time comes in by [WriterCore.Now].
 type WriterCore struct {
-	cfg    Config
+	cfg    *Config
 	ledger meta.Ledger // as last acknowledged; Fragments are never changed in place
 	now    time.Time
 
@@ -183,7 +183,13 @@ type Ready struct {
 // NewWriterCore returns the core of the writer of a ledger that has just been opened: it is OPEN, its nonce is the
 // caller's, and nothing was written to it.
 func NewWriterCore(cfg Config, l meta.Ledger, now time.Time) *WriterCore {
-	c := &WriterCore{cfg: cfg.withDefaults(), ledger: l, now: now, mayAckEarly: true, sentTo: entry.NoEntry, lacSent: entry.NoEntry}
+	cfg = cfg.withDefaults()
+	return newWriterCore(&cfg, l, now)
+}
+
+// newWriterCore shares cfg, complete with defaults.
+func newWriterCore(cfg *Config, l meta.Ledger, now time.Time) *WriterCore {
+	c := &WriterCore{cfg: cfg, ledger: l, now: now, mayAckEarly: true, sentTo: entry.NoEntry, lacSent: entry.NoEntry}
 	if len(l.Fragments) != 1 || l.State != meta.LedgerOpen {
 		panic("ledger: a writer needs a new open ledger with one fragment")
 	}
@@ -405,10 +411,10 @@ func (c *WriterCore) Fail(e entry.EntryID, slot int, uuid entry.StorageUUID, cod
 			s.inflight--
 		}
 	}
-	switch code {
-	case bookiewire.ReadOnly:
+	if code == bookiewire.ReadOnly {
 		s.refuses = true
-	case bookiewire.NotAdmitted:
+	}
+	if code == bookiewire.NotAdmitted {
 		c.change.verify = true
 	}
 	c.suspectSlot(slot, code == bookiewire.Overloaded)
