@@ -95,9 +95,12 @@ type Config struct {
 	IdleLAC time.Duration
 	// DrainTimeout bounds how long [Writer.CloseWith] waits for appends in flight before it freezes. Default 1 s.
 	DrainTimeout time.Duration
-	// StragglerBytes bounds the unacknowledged bytes of one bookie; beyond it the bookie is suspect and confirmed
-	// entries are handed to repair. Default 16 MiB.
+	// StragglerBytes bounds the unacknowledged bytes of one bookie: beyond it the bookie is suspect. Default 16 MiB.
 	StragglerBytes int64
+	// HandOverAfter is how long a bookie must be suspect before confirmed entries beyond StragglerBytes are handed to
+	// repair; after ten times as long all of them are, so that a bookie that is gone for good holds no memory.
+	// Default 500 ms.
+	HandOverAfter time.Duration
 	// MaxFragments caps a ledger's fragments; at the cap the writer wants to roll instead. Default 16.
 	MaxFragments int
 	// Released, when set, is told of bytes appended that the writer no longer holds: all copies are acknowledged,
@@ -132,6 +135,7 @@ func (c Config) withDefaults() Config {
 	def(&c.DelayedChange, 2*time.Second)
 	def(&c.RetryAfter, 200*time.Millisecond)
 	def(&c.StallTimeout, 3*time.Second)
+	def(&c.HandOverAfter, 500*time.Millisecond)
 	def(&c.IdleLAC, 300*time.Millisecond)
 	def(&c.DrainTimeout, time.Second)
 	def(&c.RequestTimeout, 2*time.Second)

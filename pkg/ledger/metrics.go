@@ -27,7 +27,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		withdrawals:     counter("withdrawals_total", "Writers that withdrew: fenced, or their ledger taken over."),
 		hints:           counter("hints_total", "Copies handed to repair, as ranges."),
 		dropped:         counter("dropped_entries_total", "Entries reported early that did not become part of their ledger."),
-		stalls:          counter("stalls_total", "Times that appends had no possible quorum of bookies."),
+		stalls:          counter("stalls_total", "Times that appends had no possible quorum without changing the ensemble."),
 		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "penstock", Subsystem: "ledger", Name: "recoveries_total", Help: "Recovery attempts by result.",
 		}, []string{"result"}),

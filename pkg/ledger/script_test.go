@@ -124,7 +124,7 @@ func newScript(t *testing.T, kind string, args []string) script {
 	s := common{t: t, now: simStart, bookies: r.Ensemble, cfg: ledger.Config{
 		SuspectAfter: 100 * time.Millisecond, DelayedChange: 200 * time.Millisecond, RetryAfter: 20 * time.Millisecond,
 		StallTimeout: 500 * time.Millisecond, IdleLAC: 50 * time.Millisecond, RequestTimeout: 100 * time.Millisecond,
-		NegativeWait: 20 * time.Millisecond, RecoveryWindow: 4, MaxFragments: 4,
+		NegativeWait: 20 * time.Millisecond, RecoveryWindow: 4, MaxFragments: 4, HandOverAfter: 50 * time.Millisecond,
 	}}
 	firsts := []entry.EntryID{0}
 	for _, a := range args[1:] {

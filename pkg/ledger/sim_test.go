@@ -159,7 +159,7 @@ func newSim(seed uint64) *sim {
 		SuspectAfter: 30 * time.Millisecond, DelayedChange: time.Duration(5+rng.IntN(60)) * time.Millisecond,
 		RetryAfter: 4 * time.Millisecond, StallTimeout: 100 * time.Millisecond, IdleLAC: 8 * time.Millisecond,
 		RequestTimeout: 40 * time.Millisecond, NegativeWait: time.Duration(rng.IntN(20)) * time.Millisecond,
-		RecoveryWindow: 1 + rng.IntN(6), MaxFragments: 2 + rng.IntN(8), Seed: seed + 1,
+		RecoveryWindow: 1 + rng.IntN(6), HandOverAfter: time.Duration(1+rng.IntN(40)) * time.Millisecond, MaxFragments: 2 + rng.IntN(8), Seed: seed + 1,
 	}
 	if rng.IntN(3) == 0 {
 		s.cfg.StragglerBytes = int64(400 + rng.IntN(2000))
@@ -880,9 +880,15 @@ func (s *sim) run() error {
 			b.resume()
 		}
 	})
+	s.after(span+590*time.Millisecond, func() {
+		// With everything healed, a writer that nobody disturbs has confirmed what it was given.
+		if s.w.Phase() == ledger.Active && s.record.State == meta.LedgerOpen && !s.w.WantsRoll() && int(s.w.LAC()) != len(s.results)-1 {
+			s.failf("I22: LAC is %d of %d, though all is well", s.w.LAC(), len(s.results)-1)
+		}
+	})
 	// Half of the runs end with the writer's own close, the others with its silent death and a recovery.
 	polite := s.rng.IntN(2) == 0
-	s.after(span+300*time.Millisecond, func() {
+	s.after(span+600*time.Millisecond, func() {
 		if polite {
 			s.requestClose()
 		}

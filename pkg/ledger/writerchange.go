@@ -62,14 +62,22 @@ func (c *WriterCore) suspectSlot(i int, soft bool) {
 	c.trimStraggler(i)
 }
 
-// trimStraggler hands confirmed entries to repair, oldest first, while a suspect slot holds back too many bytes.
+// trimStraggler hands confirmed entries to repair, oldest first, while a suspect slot holds back too many bytes. A short
+// stall is no reason: the caller's budget bounds what it can hold back meanwhile.
 func (c *WriterCore) trimStraggler(i int) {
 	s := &c.slots[i]
-	if !s.suspect || s.unacked <= c.cfg.StragglerBytes {
+	age, limit := c.now.Sub(s.since), c.cfg.StragglerBytes
+	if !s.suspect || age < c.cfg.HandOverAfter {
 		return
 	}
+	if age >= 10*c.cfg.HandOverAfter {
+		limit = 0
+	}
 	lac := c.track.LAC()
-	for e := c.track.Tail(); e <= lac && s.unacked > c.cfg.StragglerBytes; e++ {
+	if s.unacked <= limit || c.track.Tail() > lac {
+		return
+	}
+	for e := c.track.Tail(); e <= lac && s.unacked > limit; e++ {
 		if c.track.Tracked(e) && c.track.Missing(e).Has(i) {
 			c.giveUp(e, 1<<i)
 		}
@@ -417,6 +425,9 @@ func (c *WriterCore) Deadline() time.Time {
 		s := &c.slots[i]
 		switch {
 		case s.suspect && (!c.Idle() || c.change.failedAt.IsZero()):
+			if d := s.since.Add(c.cfg.HandOverAfter); c.now.Before(d) {
+				by(d)
+			}
 			if d := s.since.Add(c.cfg.DelayedChange); c.now.Before(d) {
 				by(d)
 			} else {

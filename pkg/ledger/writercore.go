@@ -355,21 +355,24 @@ func (c *WriterCore) sendMissing(i int) {
 
 // Ack is the event of a durable copy of e at the identity uuid, which was in slot when the entry was sent.
 func (c *WriterCore) Ack(e entry.EntryID, slot int, uuid entry.StorageUUID) {
-	if c.over() || c.slots[slot].uuid != uuid || !c.track.Tracked(e) {
+	if c.over() || c.slots[slot].uuid != uuid {
 		return
 	}
-	p, s := c.at(e), &c.slots[slot]
-	if p.inflight.Has(slot) {
-		p.inflight &^= 1 << slot
-		s.inflight--
-	}
+	s := &c.slots[slot]
 	s.progress = c.now
 	s.refuses = false
-	// A copy that was given up does not count any more. It may come from an identity that has left the slot and
-	// come back since: then the entry's own fragment names another one.
-	news := !p.lost.Has(slot) && c.track.Ack(e, slot)
-	if news {
-		s.unacked -= int64(p.size + entryOverhead)
+	news := false
+	if c.track.Tracked(e) {
+		p := c.at(e)
+		if p.inflight.Has(slot) {
+			p.inflight &^= 1 << slot
+			s.inflight--
+		}
+		// A copy that was given up does not count any more. It may come from an identity that has left the slot and
+		// come back since: then the entry's own fragment names another one.
+		if news = !p.lost.Has(slot) && c.track.Ack(e, slot); news {
+			s.unacked -= int64(p.size + entryOverhead)
+		}
 	}
 	if s.suspect && s.unacked <= c.cfg.StragglerBytes/2 {
 		s.suspect, s.soft = false, false
@@ -525,6 +528,11 @@ func (c *WriterCore) giveUp(e entry.EntryID, slots quorum.Set) {
 	p.lost |= slots
 	slots.Each(func(i int) {
 		c.slots[i].unacked -= int64(p.size + entryOverhead)
+		if p.inflight.Has(i) {
+			// The entry may be forgotten before the answer comes.
+			p.inflight &^= 1 << i
+			c.slots[i].inflight--
+		}
 		c.hint(e, i)
 	})
 	c.settle(e)
