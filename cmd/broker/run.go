@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 		Args:          cobra.NoArgs,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error { //nolint:contextcheck // the command has run's context
 			if err := settings.Load(cmd.Flags()); err != nil {
 				return err
 			}
@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 			if settings.PrintWanted(cmd.Flags()) {
 				return settings.Print(out, cmd.Flags())
 			}
-			return o.serve(cmd.Context(), errOut) //nolint:contextcheck // the command has run's context
+			return o.serve(cmd.Context(), errOut)
 		},
 	}
 	o.addFlags(cmd)

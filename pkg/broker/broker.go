@@ -92,12 +92,12 @@ func (b *Broker) environments() (topic.Env, statelog.Env) {
 		Ledger: ledgers, Meta: b.deps.Meta, IDs: chain.NewIDs(b.deps.Meta, 0), Log: b.log,
 		Metrics: chain.NewMetrics(b.deps.Registerer),
 	}
-	return topic.Env{
-			Chain: chains, Cache: topic.NewCache(b.cfg.CacheBytes), Budget: budget.New(b.cfg.PublishBytes), Log: b.log,
-			Metrics: topic.NewMetrics(b.deps.Registerer),
-		}, statelog.Env{
-			Chain: chains, Log: b.log, Metrics: statelog.NewMetrics(b.deps.Registerer),
-		}
+	topics := topic.Env{
+		Chain: chains, Cache: topic.NewCache(b.cfg.CacheBytes), Budget: budget.New(b.cfg.PublishBytes), Log: b.log,
+		Metrics: topic.NewMetrics(b.deps.Registerer),
+	}
+	states := statelog.Env{Chain: chains, Log: b.log, Metrics: statelog.NewMetrics(b.deps.Registerer)}
+	return topics, states
 }
 
 // candidates lists the live bookies for placement.

@@ -22,7 +22,7 @@ func (b *Broker) keepHouse(ctx context.Context) {
 		}
 		for _, u := range b.all() {
 			for _, t := range u.opened() {
-				t.tidy(u.life)
+				t.tidy(u.life) //nolint:contextcheck // not beyond the bundle's life
 			}
 		}
 	}

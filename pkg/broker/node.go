@@ -62,7 +62,9 @@ type ListenError struct {
 }
 
 // Error says which one and why.
-func (e *ListenError) Error() string { return fmt.Sprintf("listen for %s on %s: %v", e.What, e.Addr, e.Err) }
+func (e *ListenError) Error() string {
+	return fmt.Sprintf("listen for %s on %s: %v", e.What, e.Addr, e.Err)
+}
 
 // Unwrap returns the cause.
 func (e *ListenError) Unwrap() error { return e.Err }
@@ -115,7 +117,7 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 	}
 	bookies := cfg.Bookies
 	bookies.Cluster = cluster
-	n.bookies = bookieclient.New(bookies, n.resolve, n.log, env.Registerer)
+	n.bookies = bookieclient.New(bookies, n.resolve, n.log, env.Registerer) //nolint:contextcheck // closed by Shutdown
 	cfg.Broker.Self = self
 	n.broker, err = New(cfg.Broker, Deps{
 		Meta: env.Meta, Cache: n.cache, Session: n.session, Bookies: n.bookies, Log: n.log, Registerer: env.Registerer,

@@ -105,7 +105,7 @@ func (p *peers) watch(ctx context.Context, b meta.BrokerInfo) {
 	defer conn.Close()
 
 	start := time.Now()
-	pulse := newPulse(0)
+	var pulse pulse
 	pongs := make(chan *brokerv1.PingResponse, 1)
 	broken := make(chan error, 1)
 	ticker := time.NewTicker(pingEvery)

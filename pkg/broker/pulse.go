@@ -12,7 +12,8 @@ const (
 	stallLimit = 2 * pingEvery
 )
 
-// pulse decides whether one peer seems dead. It has no clock: the caller looks at it about every pingEvery.
+// pulse decides whether one peer seems dead. It has no clock: the caller looks at it about every pingEvery, by a time
+// that starts at 0 with the zero pulse, which trusts the peer.
 type pulse struct {
 	suspect bool
 	heardAt time.Duration // when the peer last answered, moved on by our own stalls
@@ -26,9 +27,6 @@ const (
 	suspected
 	trusted
 )
-
-// newPulse starts with trust at time now.
-func newPulse(now time.Duration) pulse { return pulse{heardAt: now, looked: now} }
 
 // heard says that the peer answered.
 func (p *pulse) heard(now time.Duration) verdict {

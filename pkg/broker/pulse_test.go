@@ -7,7 +7,7 @@ import (
 
 func TestSilenceMakesAPeerSuspectAndAnAnswerClearsIt(t *testing.T) {
 	t.Parallel()
-	p := newPulse(0)
+	var p pulse
 	now := time.Duration(0)
 	for now < silenceLimit {
 		now += pingEvery
@@ -29,7 +29,7 @@ func TestSilenceMakesAPeerSuspectAndAnAnswerClearsIt(t *testing.T) {
 
 func TestARefusedConnectionIsEnough(t *testing.T) {
 	t.Parallel()
-	p := newPulse(0)
+	var p pulse
 	if v := p.refused(); v != suspected {
 		t.Fatalf("verdict %d, want suspected", v)
 	}
@@ -38,7 +38,7 @@ func TestARefusedConnectionIsEnough(t *testing.T) {
 // A broker that was stopped itself must not suspect every peer the moment it goes on.
 func TestOwnStandstillProvesNothing(t *testing.T) {
 	t.Parallel()
-	p := newPulse(0)
+	var p pulse
 	p.look(pingEvery)
 	if v := p.look(time.Minute); v != unchanged {
 		t.Fatalf("verdict %d right after standing still", v)

@@ -1,0 +1,60 @@
+package command
+
+import (
+	"context"
+	"errors"
+
+	"github.com/penstock-mq/penstock/cmd/internal/settings"
+	"github.com/penstock-mq/penstock/pkg/bookie"
+	"github.com/penstock-mq/penstock/pkg/broker"
+	"github.com/penstock-mq/penstock/pkg/client"
+)
+
+// Exit codes, as documented in docs/cli.md.
+const (
+	exitOK          = 0
+	exitFailed      = 1
+	exitUsage       = 2
+	exitNotFound    = 3
+	exitDenied      = 4
+	exitRefused     = 5
+	exitUnreachable = 6
+)
+
+// exitCode maps an error to the code that scripts decide on.
+func exitCode(err error) int {
+	var usage *settings.UsageError
+	var failed *client.Error
+	var listen *broker.ListenError
+	var identity *bookie.IdentityError
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &usage), errors.As(err, &listen):
+		return exitUsage
+	case errors.As(err, &identity):
+		return exitRefused
+	case errors.As(err, &failed):
+		return exitCodeOf(failed)
+	case errors.Is(err, context.DeadlineExceeded):
+		return exitUnreachable
+	}
+	return exitFailed
+}
+
+func exitCodeOf(err *client.Error) int {
+	switch err.Code {
+	case client.CodeInvalid:
+		return exitUsage
+	case client.CodeNotFound:
+		return exitNotFound
+	case client.CodeDenied:
+		return exitDenied
+	case client.CodeRefused:
+		return exitRefused
+	case client.CodeUnavailable, client.CodeNotOwner, client.CodeOverloaded, client.CodeTimeout:
+		return exitUnreachable
+	default:
+		return exitFailed
+	}
+}

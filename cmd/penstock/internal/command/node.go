@@ -1,0 +1,111 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+)
+
+type brokerSummary struct {
+	ID      string    `json:"id"`
+	URL     string    `json:"url"`
+	HTTP    string    `json:"http"`
+	Version string    `json:"version"`
+	Bundles uint32    `json:"bundles"`
+	Started time.Time `json:"started"`
+}
+
+type bookieSummary struct {
+	ID          string `json:"id"`
+	StorageUUID string `json:"storageUUID"`
+	State       string `json:"state"`
+	Address     string `json:"address"`
+	HTTP        string `json:"http"`
+	Zone        string `json:"zone"`
+	Host        string `json:"host"`
+	FreeBytes   uint64 `json:"freeBytes"`
+	TotalBytes  uint64 `json:"totalBytes"`
+	Ledgers     uint64 `json:"ledgers"`
+	Sync        string `json:"sync"`
+	Version     string `json:"version"`
+}
+
+func (a *app) brokerCommand() *cobra.Command {
+	cmd := group("broker", "Brokers: processes that serve topics")
+	cmd.AddCommand(a.brokerList())
+	return cmd
+}
+
+func (a *app) brokerList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list", Short: "List live brokers", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			format, err := outputFormat(cmd)
+			if err != nil {
+				return err
+			}
+			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+				response, err := c.ListBrokers(ctx, &brokerv1.ListBrokersRequest{})
+				if err != nil {
+					return err
+				}
+				v := view{kind: "BrokerList", wide: 2, columns: []string{"BROKER", "URL", "BUNDLES", "UP", "HTTP", "VERSION"}}
+				for _, b := range response.GetBrokers() {
+					d := brokerSummary{b.GetId(), b.GetUrl(), b.GetHttp(), b.GetVersion(), b.GetBundles(), b.GetStarted().AsTime()}
+					v.rows = append(v.rows, row{name: d.ID, data: d, cells: []string{
+						d.ID, d.URL, strconv.FormatUint(uint64(d.Bundles), 10), time.Since(d.Started).Round(time.Second).String(), orNone(d.HTTP), d.Version,
+					}})
+				}
+				return v.print(a.out, format)
+			})
+		},
+	}
+	addOutputFlag(cmd)
+	return cmd
+}
+
+func (a *app) bookieCommand() *cobra.Command {
+	cmd := group("bookie", "Bookies: processes that store entries")
+	cmd.AddCommand(a.bookieList())
+	return cmd
+}
+
+func (a *app) bookieList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list", Short: "List every bookie the cluster knows, live or not", Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			format, err := outputFormat(cmd)
+			if err != nil {
+				return err
+			}
+			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+				response, err := c.ListBookies(ctx, &brokerv1.ListBookiesRequest{})
+				if err != nil {
+					return err
+				}
+				v := view{
+					kind: "BookieList", wide: 5,
+					columns: []string{"BOOKIE", "STATE", "ADDRESS", "ZONE", "FREE", "LEDGERS", "HOST", "STORAGE UUID", "SYNC", "HTTP", "VERSION"},
+				}
+				for _, b := range response.GetBookies() {
+					d := bookieSummary{
+						b.GetId(), b.GetStorageUuid(), b.GetState(), b.GetAddress(), b.GetHttp(), b.GetZone(), b.GetHost(),
+						b.GetFreeBytes(), b.GetTotalBytes(), b.GetLedgers(), b.GetSync(), b.GetVersion(),
+					}
+					v.rows = append(v.rows, row{name: d.ID, data: d, cells: []string{
+						d.ID, d.State, orNone(d.Address), orNone(d.Zone), fmt.Sprintf("%s of %s", bytesText(d.FreeBytes), bytesText(d.TotalBytes)),
+						decimal(d.Ledgers), orNone(d.Host), d.StorageUUID, orNone(d.Sync), orNone(d.HTTP), orNone(d.Version),
+					}})
+				}
+				return v.print(a.out, format)
+			})
+		},
+	}
+	addOutputFlag(cmd)
+	return cmd
+}

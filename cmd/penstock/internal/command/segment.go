@@ -1,0 +1,30 @@
+package command
+
+import (
+	"bufio"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-mq/penstock/pkg/segment"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+func (a *app) segmentCommand() *cobra.Command {
+	cmd := group("segment", "Files of a bookie's log, on this machine")
+	cmd.AddCommand(a.segmentDump())
+	return cmd
+}
+
+func (a *app) segmentDump() *cobra.Command {
+	return &cobra.Command{
+		Use: "dump FILE", Short: "Print a segment: header, batches, records, footer, and a verdict on its tail", Args: exactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			out := bufio.NewWriter(a.out)
+			if err := segment.Dump(out, vfs.OS(), args[0]); err != nil {
+				return fmt.Errorf("dump segment %s: %w", args[0], err)
+			}
+			return out.Flush()
+		},
+	}
+}

@@ -1,0 +1,221 @@
+package command
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+)
+
+type subscriptionSummary struct {
+	Name       string   `json:"name"`
+	Type       string   `json:"type"`
+	AckFloor   uint64   `json:"ackFloor"`
+	Backlog    uint64   `json:"backlog"`
+	Unacked    uint64   `json:"unacked"`
+	AckHoles   uint64   `json:"ackHoles"`
+	LagSeconds float64  `json:"lagSeconds"`
+	Consumers  []string `json:"consumers"`
+}
+
+type consumerState struct {
+	Name       string `json:"name"`
+	Active     bool   `json:"active"`
+	Permits    int64  `json:"permits"`
+	Unacked    uint64 `json:"unacked"`
+	ClientInfo string `json:"clientInfo"`
+}
+
+type subscriptionDetail struct {
+	subscriptionSummary
+	NextOffset    uint64          `json:"nextOffset"`
+	WaitingReason string          `json:"waitingReason"`
+	WaitingDetail string          `json:"waitingDetail"`
+	States        []consumerState `json:"consumerStates"`
+}
+
+func (a *app) subscriptionCommand() *cobra.Command {
+	cmd := group("subscription", "Inspect, move and delete subscriptions")
+	cmd.AddCommand(a.subscriptionCreate(), a.subscriptionList(), a.subscriptionDescribe(), a.subscriptionWhy(), a.subscriptionSeek(), a.subscriptionDelete())
+	return cmd
+}
+
+func typeText(t brokerv1.SubscriptionType) string {
+	if t == brokerv1.SubscriptionType_SUBSCRIPTION_TYPE_UNSPECIFIED {
+		return "-"
+	}
+	return strings.ToLower(strings.TrimPrefix(t.String(), "SUBSCRIPTION_TYPE_"))
+}
+
+func summaryOf(s *brokerv1.Subscription) subscriptionSummary {
+	return subscriptionSummary{
+		Name: s.GetName(), Type: typeText(s.GetType()), AckFloor: s.GetAckFloor(), Backlog: s.GetBacklog(), Unacked: s.GetUnacked(),
+		AckHoles: s.GetAckHoles(), LagSeconds: s.GetLagSeconds(), Consumers: list(s.GetConsumers()),
+	}
+}
+
+func (a *app) subscriptionCreate() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "create TOPIC SUBSCRIPTION", Short: "Create a subscription before any consumer comes", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			start, err := startFlag(cmd, "from")
+			if err != nil {
+				return err
+			}
+			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+				_, err := c.CreateSubscription(ctx, &brokerv1.CreateSubscriptionRequest{Topic: args[0], Subscription: args[1], Start: start})
+				return err
+			})
+		},
+	}
+	addStartFlag(cmd, "from", "latest", "where it starts")
+	return cmd
+}
+
+func (a *app) subscriptionList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "list TOPIC", Short: "List a topic's subscriptions", Args: exactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			format, err := outputFormat(cmd)
+			if err != nil {
+				return err
+			}
+			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+				response, err := c.ListSubscriptions(ctx, &brokerv1.ListSubscriptionsRequest{Topic: args[0]})
+				if err != nil {
+					return err
+				}
+				v := view{
+					kind: "SubscriptionList", wide: 2,
+					columns: []string{"SUBSCRIPTION", "TYPE", "BACKLOG", "UNACKED", "LAG", "CONSUMERS", "ACK FLOOR", "ACK HOLES"},
+				}
+				for _, s := range response.GetSubscriptions() {
+					d := summaryOf(s)
+					v.rows = append(v.rows, row{name: d.Name, data: d, cells: []string{
+						d.Name, d.Type, decimal(d.Backlog), decimal(d.Unacked), fmt.Sprintf("%.1f s", d.LagSeconds),
+						strconv.Itoa(len(d.Consumers)), decimal(d.AckFloor), decimal(d.AckHoles),
+					}})
+				}
+				return v.print(a.out, format)
+			})
+		},
+	}
+	addOutputFlag(cmd)
+	return cmd
+}
+
+func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
+
+func (a *app) describeSubscription(cmd *cobra.Command, args []string, show func(*brokerv1.DescribeSubscriptionResponse) error) error {
+	return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+		response, err := c.DescribeSubscription(ctx, &brokerv1.DescribeSubscriptionRequest{Topic: args[0], Subscription: args[1]})
+		if err != nil {
+			return err
+		}
+		return show(response)
+	})
+}
+
+func (a *app) subscriptionDescribe() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "describe TOPIC SUBSCRIPTION", Short: "Tell where a subscription stands and who consumes it", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			format, err := outputFormat(cmd)
+			if err != nil {
+				return err
+			}
+			return a.describeSubscription(cmd, args, func(r *brokerv1.DescribeSubscriptionResponse) error {
+				return subscriptionView(r).print(a.out, format)
+			})
+		},
+	}
+	addOutputFlag(cmd)
+	return cmd
+}
+
+func subscriptionView(r *brokerv1.DescribeSubscriptionResponse) view {
+	d := subscriptionDetail{
+		subscriptionSummary: summaryOf(r.GetSubscription()), NextOffset: r.GetNextOffset(),
+		WaitingReason: r.GetWaitingReason(), WaitingDetail: r.GetWaitingDetail(), States: []consumerState{},
+	}
+	var consumers []string
+	for _, c := range r.GetConsumers() {
+		d.States = append(d.States, consumerState{c.GetName(), c.GetActive(), c.GetPermits(), c.GetUnacked(), c.GetClientInfo()})
+		role := "standby"
+		if c.GetActive() {
+			role = "active"
+		}
+		consumers = append(consumers, fmt.Sprintf("%s  %s  %d permits  %d unacked", c.GetName(), role, c.GetPermits(), c.GetUnacked()))
+	}
+	return view{
+		kind: "Subscription", single: true,
+		columns: []string{"SUBSCRIPTION", "TYPE", "BACKLOG", "UNACKED", "ACK FLOOR", "ACK HOLES", "NEXT OFFSET", "LAG", "WAITS FOR", "CONSUMERS"},
+		rows: []row{{name: d.Name, data: d, cells: []string{
+			d.Name, d.Type, decimal(d.Backlog), decimal(d.Unacked), decimal(d.AckFloor), decimal(d.AckHoles), decimal(d.NextOffset),
+			fmt.Sprintf("%.1f s", d.LagSeconds), d.WaitingReason + ": " + d.WaitingDetail, orNone(strings.Join(consumers, "\n")),
+		}}},
+	}
+}
+
+func (a *app) subscriptionWhy() *cobra.Command {
+	return &cobra.Command{
+		Use: "why TOPIC SUBSCRIPTION", Short: "Tell why the next message is not being delivered", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.describeSubscription(cmd, args, func(r *brokerv1.DescribeSubscriptionResponse) error {
+				fmt.Fprintf(a.out, "%s: %s\n", r.GetWaitingReason(), r.GetWaitingDetail())
+				return nil
+			})
+		},
+	}
+}
+
+func (a *app) subscriptionSeek() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "seek TOPIC SUBSCRIPTION --to WHERE", Short: "Move a subscription; its consumers reconnect", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			to, err := startFlag(cmd, "to")
+			if err != nil {
+				return err
+			}
+			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+				response, err := c.SeekSubscription(ctx, &brokerv1.SeekSubscriptionRequest{Topic: args[0], Subscription: args[1], To: to})
+				if err != nil {
+					return err
+				}
+				a.progress("%s of %s delivers offset %d next", args[1], args[0], response.GetOffset())
+				return nil
+			})
+		},
+	}
+	addStartFlag(cmd, "to", "", "where to")
+	if err := cmd.MarkFlagRequired("to"); err != nil {
+		panic(err) // the flag was added just before
+	}
+	return cmd
+}
+
+func (a *app) subscriptionDelete() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "delete TOPIC SUBSCRIPTION", Short: "Forget a subscription and what it acknowledged", Args: exactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			force, err := cmd.Flags().GetBool("force")
+			if err != nil {
+				return err
+			}
+			if err := a.confirm(cmd, "subscription", args[1]); err != nil {
+				return err
+			}
+			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
+				_, err := c.DeleteSubscription(ctx, &brokerv1.DeleteSubscriptionRequest{Topic: args[0], Subscription: args[1], Force: force})
+				return err
+			})
+		},
+	}
+	cmd.Flags().Bool("force", false, "delete even if consumers are connected")
+	addYesFlag(cmd)
+	return cmd
+}

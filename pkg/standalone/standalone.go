@@ -1,0 +1,334 @@
+// Package standalone is a whole cluster in one process: embedded etcd, bookies and brokers, the real ones, over
+// loopback.
+//
+//	c, err := standalone.Start(ctx, standalone.Config{Dir: "penstock-data"}, log)   // returns once it serves
+//	fmt.Println(c.URL())
+//	err = c.Close(ctx)
+//
+// It is what `penstock standalone` runs, and what package brokertest gives to tests. Nothing of it is simpler than in
+// production but the number of machines: with one bookie each entry has one copy.
+package standalone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/penstock-mq/penstock/pkg/bookie"
+	"github.com/penstock-mq/penstock/pkg/broker"
+	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/lease"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// ClusterName is the cluster's name in its etcd.
+const ClusterName = "standalone"
+
+// The namespace of the message that proves readiness.
+const (
+	systemTenant    = "penstock"
+	systemNamespace = "penstock/system"
+	probeTopic      = "penstock/system/ready"
+)
+
+// Config says what to run. Only Dir is required.
+type Config struct {
+	// Dir holds everything; it is made if missing.
+	Dir string
+	// Bookies is their number; 0 means 1. One keeps one copy, three or more the production defaults.
+	Bookies int
+	// Brokers is their number; 0 means 1.
+	Brokers int
+	// Listen and HTTPListen are the first broker's; empty: 127.0.0.1 with any port. Further ones take any port.
+	Listen, HTTPListen string
+	// LeaseTTL is after how long a dead process counts as gone, at the latest; 0 means 5 s.
+	LeaseTTL time.Duration
+	// Broker is how brokers behave; its Replication, when zero, follows from Bookies.
+	Broker  broker.Config
+	Version string
+	// UnsafeNoFsync has etcd skip fsync: for tests, which throw the data away.
+	UnsafeNoFsync bool
+}
+
+func (c Config) withDefaults() Config {
+	c.Bookies, c.Brokers = max(c.Bookies, 1), max(c.Brokers, 1)
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:0"
+	}
+	if c.HTTPListen == "" {
+		c.HTTPListen = "127.0.0.1:0"
+	}
+	if c.LeaseTTL == 0 {
+		c.LeaseTTL = 5 * time.Second
+	}
+	if c.Broker.Replication == (meta.Replication{}) {
+		copies := min(c.Bookies, 3)
+		c.Broker.Replication = meta.Replication{Ensemble: copies, WriteQuorum: copies, AckQuorum: min(copies, 2)}
+	}
+	return c
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	cfg      Config
+	log      *slog.Logger
+	registry *prometheus.Registry
+	etcd     *embedetcd.Server
+	meta     *meta.Store
+
+	mu      sync.Mutex
+	brokers []*broker.Node
+	bookies []*bookie.Bookie // nil: not running
+	closed  bool
+	failed  chan error
+	watch   sync.WaitGroup
+	done    chan struct{}
+}
+
+// Start brings a cluster up and returns once a message was written and read back. Errors: *broker.ListenError,
+// *bookie.IdentityError, and whatever keeps etcd or a store from opening.
+func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err error) {
+	if cfg.Dir == "" {
+		return nil, errors.New("start standalone cluster: no data directory")
+	}
+	cfg = cfg.withDefaults()
+	c := &Cluster{
+		cfg: cfg, log: log, registry: prometheus.NewRegistry(), bookies: make([]*bookie.Bookie, cfg.Bookies),
+		failed: make(chan error, 1), done: make(chan struct{}),
+	}
+	c.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	defer func() {
+		if err != nil {
+			_ = c.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	c.etcd, err = embedetcd.Start(ctx, embedetcd.Config{Dir: filepath.Join(cfg.Dir, "etcd"), Log: log, UnsafeNoFsync: cfg.UnsafeNoFsync})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the directory
+	}
+	c.meta = meta.New(c.etcd.Client(), ClusterName, log)
+	if err := c.meta.Register(c.registry); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	if _, err := c.meta.EnsureCluster(ctx); err != nil {
+		return nil, fmt.Errorf("start standalone cluster: %w", err)
+	}
+	if err := c.startAll(ctx); err != nil {
+		return nil, err
+	}
+	if err := c.probe(ctx); err != nil {
+		return nil, fmt.Errorf("write and read the first message: %w", err)
+	}
+	return c, nil
+}
+
+// startAll starts bookies and brokers side by side.
+func (c *Cluster) startAll(ctx context.Context) error {
+	errs := make([]error, c.cfg.Bookies+c.cfg.Brokers)
+	var starting sync.WaitGroup
+	for i := range c.cfg.Bookies {
+		starting.Go(func() { errs[i] = c.StartBookie(ctx, i) })
+	}
+	for i := range c.cfg.Brokers {
+		starting.Go(func() {
+			listen, http := "127.0.0.1:0", ""
+			if i == 0 {
+				listen, http = c.cfg.Listen, c.cfg.HTTPListen
+			}
+			_, errs[c.cfg.Bookies+i] = c.startBroker(ctx, fmt.Sprintf("broker-%d", i), listen, http)
+		})
+	}
+	starting.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) newSession(ctx context.Context) (*lease.Session, error) {
+	return lease.NewSession(ctx, c.etcd.Client(), c.cfg.LeaseTTL, c.log)
+}
+
+// StartBookie starts bookie i on its directory. It panics if it runs already.
+func (c *Cluster) StartBookie(ctx context.Context, i int) error {
+	id := fmt.Sprintf("bookie-%d", i)
+	b, err := bookie.Start(ctx, bookie.Config{
+		ID: id, DataDir: filepath.Join(c.cfg.Dir, id), Listen: "127.0.0.1:0", HostLabel: id, Version: c.cfg.Version,
+		// One process shares its memory between all of them.
+		Store: ledgerstore.Config{CacheBytes: 16 << 20, IndexBytes: 16 << 20},
+	}, bookie.Env{
+		Meta: c.meta, NewSession: c.newSession, FS: vfs.OS(), Log: c.log,
+		Registerer: replacing{prometheus.WrapRegistererWith(prometheus.Labels{"bookie": id}, c.registry)},
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what the bookie could not do
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.bookies[i] != nil {
+		panic("standalone: bookie is running already")
+	}
+	c.bookies[i] = b
+	c.follow(b.Failed())
+	return nil
+}
+
+// StopBookie stops bookie i; a second call does nothing.
+func (c *Cluster) StopBookie(ctx context.Context, i int) error {
+	c.mu.Lock()
+	b := c.bookies[i]
+	c.bookies[i] = nil
+	c.mu.Unlock()
+	if b == nil {
+		return nil
+	}
+	return b.Shutdown(ctx) //nolint:wrapcheck // it says what went wrong
+}
+
+// StartBroker adds a broker on any port, and returns its URL.
+func (c *Cluster) StartBroker(ctx context.Context) (*broker.Node, error) {
+	c.mu.Lock()
+	n := len(c.brokers)
+	c.mu.Unlock()
+	return c.startBroker(ctx, fmt.Sprintf("broker-%d", n), "127.0.0.1:0", "")
+}
+
+func (c *Cluster) startBroker(ctx context.Context, id, listen, http string) (*broker.Node, error) {
+	n, err := broker.StartNode(ctx, broker.NodeConfig{
+		ID: id, Listen: listen, HTTPListen: http, Version: c.cfg.Version, Broker: c.cfg.Broker,
+	}, broker.NodeEnv{
+		Meta: c.meta, NewSession: c.newSession, Log: c.log, Gatherer: c.registry,
+		Registerer: replacing{prometheus.WrapRegistererWith(prometheus.Labels{"broker": id}, c.registry)},
+	})
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it says what the broker could not do
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.brokers = append(c.brokers, n)
+	c.follow(n.Failed())
+	return n, nil
+}
+
+// follow passes on the failure of a part. The lock is held.
+func (c *Cluster) follow(failed <-chan error) {
+	c.watch.Go(func() {
+		select {
+		case err := <-failed:
+			select {
+			case c.failed <- err:
+			default:
+			}
+		case <-c.done:
+		}
+	})
+}
+
+// Failed receives the error of the first part that cannot go on.
+func (c *Cluster) Failed() <-chan error { return c.failed }
+
+// URL reaches the cluster by its first broker.
+func (c *Cluster) URL() string { return c.Brokers()[0].URL() }
+
+// HTTP is the URL of probes and metrics.
+func (c *Cluster) HTTP() string { return c.Brokers()[0].HTTP() }
+
+// Brokers returns the brokers in the order of their start, those that were shut down included.
+func (c *Cluster) Brokers() []*broker.Node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]*broker.Node(nil), c.brokers...)
+}
+
+// probe publishes a message and reads it back.
+func (c *Cluster) probe(ctx context.Context) error {
+	if err := c.meta.CreateTenant(ctx, systemTenant); err != nil && !errors.Is(err, meta.ErrExists) {
+		return err //nolint:wrapcheck // it names the tenant
+	}
+	if _, err := c.meta.CreateNamespace(ctx, systemNamespace, meta.Policies{}, 1); err != nil && !errors.Is(err, meta.ErrExists) {
+		return err //nolint:wrapcheck // it names the namespace
+	}
+	k, err := client.Connect(ctx, c.URL())
+	if err != nil {
+		return err //nolint:wrapcheck // the client says what it tried
+	}
+	defer func() { _ = k.Close(context.WithoutCancel(ctx)) }()
+	p, err := k.Producer(ctx, probeTopic)
+	if err != nil {
+		return err //nolint:wrapcheck // likewise
+	}
+	id, err := p.Publish(ctx, &client.Message{Value: []byte(time.Now().Format(time.RFC3339Nano))})
+	if err != nil {
+		return err //nolint:wrapcheck // likewise
+	}
+	r, err := k.Reader(ctx, probeTopic, client.At(id))
+	if err != nil {
+		return err //nolint:wrapcheck // likewise
+	}
+	d, err := r.Receive(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // likewise
+	}
+	if d.ID.Offset != id.Offset {
+		return fmt.Errorf("published message %v, read %v", id, d.ID)
+	}
+	return nil
+}
+
+// Close hands over, stops everything and waits for it, as long as ctx allows for the handing over.
+func (c *Cluster) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	brokers, bookies := c.brokers, c.bookies
+	c.mu.Unlock()
+	var failed []error
+	for _, n := range brokers {
+		failed = append(failed, n.Shutdown(ctx))
+	}
+	for _, b := range bookies {
+		if b != nil {
+			failed = append(failed, b.Shutdown(ctx))
+		}
+	}
+	close(c.done)
+	c.watch.Wait()
+	if c.etcd != nil {
+		failed = append(failed, c.etcd.Close())
+	}
+	return errors.Join(failed...)
+}
+
+// replacing is a registerer for parts that are started again in one process: a new part's metrics take the place of
+// the old one's.
+type replacing struct{ prometheus.Registerer }
+
+// Register registers k, in place of what is registered under its name.
+func (r replacing) Register(k prometheus.Collector) error {
+	err := r.Registerer.Register(k)
+	var taken prometheus.AlreadyRegisteredError
+	if errors.As(err, &taken) {
+		r.Unregister(taken.ExistingCollector)
+		err = r.Registerer.Register(k)
+	}
+	return err //nolint:wrapcheck // the registry's own
+}
+
+// MustRegister is Register, and panics on an error.
+func (r replacing) MustRegister(all ...prometheus.Collector) {
+	for _, k := range all {
+		if err := r.Register(k); err != nil {
+			panic(err)
+		}
+	}
+}
