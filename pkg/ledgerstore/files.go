@@ -120,21 +120,28 @@ func (s *Store) shrinkSpare(n int64) bool {
 	s.segments.mu.RLock()
 	spares := slices.Clone(s.segments.spares)
 	s.segments.mu.RUnlock()
-	n = max(n, 64<<10)
 	for _, name := range spares {
-		f, err := s.fs.Open(path.Join(s.cfg.Dir, name))
-		if err != nil {
-			continue
-		}
-		size, err := f.Size()
+		at := path.Join(s.cfg.Dir, name)
+		info, err := s.fs.Stat(at)
 		if err == nil {
-			err = f.Truncate(size - min(n, size/4))
+			err = s.cut(at, info.Size-max(spareSlack(info.Size), min(n, info.Size/4)))
 		}
-		if err = errors.Join(err, f.Close()); err == nil {
+		if err == nil {
 			return true
 		}
 	}
 	return false
+}
+
+// spareSlack is what a spare file of a size gives up when the disk has nothing left.
+func spareSlack(size int64) int64 { return min(64<<10, size/4) }
+
+func (s *Store) cut(at string, size int64) error {
+	f, err := s.fs.Open(at)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Truncate(size), f.Close())
 }
 
 func (s *Store) nextSequence() uint64 {
@@ -171,7 +178,7 @@ func (s *Store) create(seg *Segment, size int64, reserve bool) (*segment.Writer,
 	seg.path = path.Join(s.cfg.Dir, segmentName(seg.seq, seg.gen))
 	seg.uuid = newUUID()
 	h := segment.Header{SegmentUUID: seg.uuid, Sequence: seg.seq, Cluster: s.cfg.Cluster, Storage: s.cfg.Storage}
-	w, err := s.createFile(seg.path, h, size, s.takeSpare(reserve))
+	w, err := s.createFile(seg.path, h, size, s.takeSpare(reserve), reserve)
 	if err != nil {
 		if rmErr := s.fs.Remove(seg.path); rmErr != nil && !errors.Is(rmErr, iofs.ErrNotExist) {
 			err = errors.Join(err, rmErr)
@@ -183,7 +190,7 @@ func (s *Store) create(seg *Segment, size int64, reserve bool) (*segment.Writer,
 	return w, nil
 }
 
-func (s *Store) createFile(at string, h segment.Header, size int64, spare string) (*segment.Writer, error) {
+func (s *Store) createFile(at string, h segment.Header, size int64, spare string, reserve bool) (*segment.Writer, error) {
 	if spare == "" {
 		return segment.Create(s.fs, at, h, size, false)
 	}
@@ -191,6 +198,14 @@ func (s *Store) createFile(at string, h segment.Header, size int64, spare string
 	info, err := s.fs.Stat(from)
 	if err != nil {
 		return nil, fmt.Errorf("take spare: %w", err)
+	}
+	if reserve {
+		// The disk may have no byte left: a little of the file goes to the manifest that is to list it.
+		size = min(size, info.Size) - spareSlack(info.Size)
+		if err := s.cut(from, size); err != nil {
+			return nil, fmt.Errorf("take spare: %w", err)
+		}
+		info.Size = size
 	}
 	if err := s.fs.Rename(from, at); err != nil {
 		return nil, fmt.Errorf("take spare: %w", err)

@@ -88,7 +88,7 @@ func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
 	cfg := small()
-	cfg.Spares = 2
+	cfg.Spares = 5
 	s := openStore(t, cfg, fs)
 	must(t, s.fillReserve())
 	usage := func() uint64 {
@@ -155,7 +155,7 @@ func TestNoSpaceForAWrite(t *testing.T) {
 	s := openStore(t, small(), fs)
 	must(t, s.fillReserve())
 	fill(t, s, 1, 0, 10, 100)
-	rule := fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*.seg", AfterBytes: 60, Times: 1, Err: syscall.ENOSPC})
+	rule := fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: s.segments.list()[0].path, AfterBytes: 60, Times: 1, Err: syscall.ENOSPC})
 	wantCode(t, add(s, 1, 10), bookiewire.ReadOnly)
 	if rule.Hits() == 0 {
 		t.Fatal("no write was failed")
