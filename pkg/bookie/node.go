@@ -63,6 +63,9 @@ type Env struct {
 	Gatherer   prometheus.Gatherer
 }
 
+// withdrawTimeout is how long a bookie that stops tries to withdraw its registration.
+const withdrawTimeout = time.Second
+
 // ListenError says that a port could not be had.
 type ListenError struct {
 	What, Addr string
@@ -125,6 +128,7 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 			}
 		})
 	}
+	b.log.Info("bookie starts, and waits for etcd if that is away", slog.String("data_dir", cfg.DataDir), slog.String("http", b.HTTPAddr()))
 	if err := b.openStore(ctx); err != nil {
 		return nil, err
 	}
@@ -347,9 +351,12 @@ func (b *Bookie) shutdown(ctx context.Context) error {
 	var errs []error
 	b.cancel()
 	if b.session != nil {
-		if err := b.session.Close(ctx); err != nil && ctx.Err() == nil {
+		// etcd may be away: that must not take the time that answers need.
+		withdraw, cancel := context.WithTimeout(ctx, withdrawTimeout)
+		if err := b.session.Close(withdraw); err != nil {
 			b.log.Warn("registration stays until its lease ends", slog.Any("error", err))
 		}
+		cancel()
 	}
 	if b.server != nil {
 		b.server.Shutdown(ctx)
