@@ -30,14 +30,13 @@ type Chain struct {
 
 	ctx    context.Context //nolint:containedctx // ends with the chain, for what outlives the call that started it
 	cancel context.CancelFunc
-	turn   chan struct{} // held for each transaction on the chain's record: they follow one another
 
 	mu         sync.Mutex
 	core       *Core
 	rec        meta.Chain
-	cur        *current    // of the open ledger, or of the one being closed
-	prepared   meta.Ledger // for the next ledger of a roll, not yet in metadata
-	opened     meta.Ledger // the newest ledger in metadata
+	cur        *current     // of the open ledger, or of the one being closed
+	prepared   *meta.Ledger // for the next ledger of a roll, not yet in metadata
+	opened     *meta.Ledger // the newest ledger in metadata, until its writer is made
 	outbox     []Action
 	delivering bool
 	watching   bool
@@ -46,10 +45,11 @@ type Chain struct {
 	running    int  // goroutines
 	quiet      *sync.Cond
 	readers    []*runReader
-	stats      Stats
+	stats      *Stats        // nil when nothing was recovered
+	turn       chan struct{} // held for each transaction on the chain's record, which follow one another; made by the first
 	switched   chan struct{} // closed at the next ActionUse, if somebody waits
 	lost       chan struct{}
-	ended      chan struct{} // closed as asked
+	ended      chan struct{} // closed as asked; made by Close
 }
 
 // Stats says what opening the chain took.
@@ -93,10 +93,10 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 	}
 	c := &Chain{
 		env: env, cfg: cfg, guard: guard, id: id,
-		turn: make(chan struct{}, 1), lost: make(chan struct{}), ended: make(chan struct{}),
+		lost: make(chan struct{}),
 	}
 	c.quiet = sync.NewCond(&c.mu)
-	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	c.ctx, c.cancel = context.WithCancel(context.Background()) //nolint:contextcheck // ctx bounds Open alone
 	opened, err := c.load(ctx)
 	if err != nil {
 		c.cancel()
@@ -106,7 +106,7 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 	if opened != nil {
 		c.mu.Lock()
 		c.core.phase = PhaseOpening
-		c.opened = *opened
+		c.opened = opened
 		c.carryOut(c.core.Step(Event{Kind: EventOpened, Ledger: opened.ID, Now: env.Now()}))
 		c.mu.Unlock()
 	}
@@ -145,7 +145,12 @@ func (c *Chain) Phase() (Phase, error) {
 }
 
 // Opening returns what opening the chain took.
-func (c *Chain) Opening() Stats { return c.stats }
+func (c *Chain) Opening() Stats {
+	if c.stats == nil {
+		return Stats{}
+	}
+	return *c.stats
+}
 
 // ID returns the chain's name.
 func (c *Chain) ID() meta.ChainID { return c.id }
@@ -223,11 +228,15 @@ func (c *Chain) Runs() []meta.Run {
 // done. The chain takes no more appends. If ctx ends first, the chain is shut down and the context's error returned.
 func (c *Chain) Close(ctx context.Context) error {
 	c.mu.Lock()
+	if c.ended == nil {
+		c.ended = make(chan struct{})
+	}
+	ended := c.ended
 	c.carryOut(c.core.Step(Event{Kind: EventCloseAsked}))
 	c.handOver()
 	var err error
 	select {
-	case <-c.ended:
+	case <-ended:
 	case <-c.lost:
 		_, err = c.Phase()
 	case <-ctx.Done():
@@ -263,7 +272,8 @@ func (c *Chain) adopt() {
 	env.OnConfirmed = cur.onConfirmed
 	env.OnDropped = nil // the core keeps what is not confirmed
 	env.Config.Released = c.cfg.Released
-	cur.w = ledger.NewWriter(env, c.opened)
+	cur.w = ledger.NewWriter(env, *c.opened)
+	c.opened = nil
 	c.cur = cur
 	c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.opened }, 1)
 }

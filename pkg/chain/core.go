@@ -244,6 +244,9 @@ func (c *Core) EndAt(last entry.EntryID) (entry.Offset, int64) {
 // Step takes one event in and returns what to do. The slice is the core's, until the next call.
 func (c *Core) Step(ev Event) []Action {
 	c.out = c.out[:0]
+	if c.count == 0 && cap(c.out) > 4 {
+		c.out = nil // an idle chain is small
+	}
 	switch ev.Kind {
 	case EventAppended:
 		c.append(ev)

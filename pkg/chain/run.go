@@ -33,10 +33,11 @@ func (c *Chain) load(ctx context.Context) (*meta.Ledger, error) {
 			return nil, fmt.Errorf("ledger %d is closed, its run is not: %w", rec.Runs[n-1].Ledger, meta.ErrConflict)
 		}
 		adopted := false
+		c.stats = &Stats{Recovered: true}
 		if opened, adopted, err = c.recover(ctx, rec.Runs[n-1]); err != nil {
 			return nil, err
 		}
-		c.stats.Recovered, c.stats.Took = true, time.Since(started)
+		c.stats.Took = time.Since(started)
 		c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.recovered }, 1)
 		if !adopted {
 			break
@@ -157,12 +158,18 @@ func (c *Chain) place(ctx context.Context, above entry.LedgerID) (meta.Ledger, e
 // transact runs one transaction on the chain's record; they follow one another. After one whose outcome is not known,
 // the record is read again first: only this owner changes it, so what it finds is one of its own.
 func (c *Chain) transact(ctx context.Context, fn func(rec meta.Chain) (meta.Chain, error)) error {
+	c.mu.Lock()
+	if c.turn == nil {
+		c.turn = make(chan struct{}, 1)
+	}
+	turn := c.turn
+	c.mu.Unlock()
 	select {
-	case c.turn <- struct{}{}:
+	case turn <- struct{}{}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	defer func() { <-c.turn }()
+	defer func() { <-turn }()
 	c.mu.Lock()
 	rec, stale := c.rec, c.stale
 	c.mu.Unlock()
@@ -212,7 +219,7 @@ func (c *Chain) openNext() {
 	c.mu.Lock()
 	switch {
 	case err == nil && c.core.Phase() == PhaseOpening:
-		c.opened = opened
+		c.opened = &opened
 		c.carryOut(c.core.Step(Event{Kind: EventOpened, Ledger: opened.ID, Now: c.env.Now()}))
 	case err == nil: // dropped meanwhile
 	case c.core.Phase() != PhaseOpening:
@@ -303,7 +310,7 @@ func (c *Chain) prepare(delay bool) {
 			continue
 		}
 		c.mu.Lock()
-		c.prepared = next
+		c.prepared = &next
 		c.carryOut(c.core.Step(Event{Kind: EventPrepared}))
 		c.deliver()
 		return
@@ -341,7 +348,7 @@ func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
 			patience, cancel := context.WithTimeout(ctx, c.cfg.ClosePatience)
 			defer cancel()
 			if withNext {
-				after, l, err := c.openTxn(patience, rec, next, &closing)
+				after, l, err := c.openTxn(patience, rec, *next, &closing)
 				if err == nil {
 					opened = l
 					closed.State, closed.Last, closed.Length = meta.LedgerClosed, last, length
@@ -365,7 +372,7 @@ func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
 		if opened.ID != 0 {
 			c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.rolled }, 1)
 		}
-		c.opened = opened
+		c.opened, c.prepared = &opened, nil
 		c.carryOut(c.core.Step(Event{Kind: EventLedgerClosed, Entry: closed.Last, Ledger: opened.ID, Now: c.env.Now()}))
 	case cur.w.Err() != nil:
 		c.carryOut(c.core.Step(Event{Kind: EventWithdrawn, Err: c.lostBecause(err)}))

@@ -37,8 +37,9 @@ type producerState struct {
 	any    bool     // something is stored
 	stored sequence // the highest that is confirmed
 
-	// inflight are batches handed to the chain and not confirmed, in order.
-	inflight []*pending
+	// queue[head:] are batches handed to the chain and not confirmed, in order.
+	queue []*pending
+	head  int
 
 	lastTime int64 // broker time of what was stored last, Unix milliseconds
 	dirty    bool  // differs from what the snapshot store has
@@ -59,17 +60,48 @@ const (
 	verdictOverlap
 )
 
+func (p *producerState) inflight() []*pending { return p.queue[p.head:] }
+
+// enter puts a batch on the producer's list, leave takes it off: the oldest mostly.
+func (p *producerState) enter(b *pending) {
+	if p.head > 32 && p.head > len(p.queue)/2 {
+		n := copy(p.queue, p.queue[p.head:])
+		clear(p.queue[n:])
+		p.queue, p.head = p.queue[:n], 0
+	}
+	p.queue = append(p.queue, b)
+}
+
+func (p *producerState) leave(b *pending) {
+	i := p.head
+	for i < len(p.queue) && p.queue[i] != b {
+		i++
+	}
+	if i == len(p.queue) {
+		return // it left before: failed, then confirmed after all
+	}
+	copy(p.queue[p.head+1:i+1], p.queue[p.head:i])
+	p.queue[p.head] = nil
+	p.head++
+	if p.head == len(p.queue) {
+		p.queue, p.head = p.queue[:0], 0
+		if cap(p.queue) > 64 {
+			p.queue = nil
+		}
+	}
+}
+
 // judge decides about a batch of sequences first … last. With verdictInFlight, the batch that carries it.
 func (p *producerState) judge(first uint64, last sequence) (verdict, *pending) {
 	if p.any && !last.after(p.stored) {
 		return verdictStored, nil
 	}
 	top, has := p.stored, p.any
-	if n := len(p.inflight); n > 0 {
-		top, has = p.inflight[n-1].last, true
+	if under := p.inflight(); len(under) > 0 {
+		top, has = under[len(under)-1].last, true
 		if !last.after(top) {
-			i := sort.Search(n, func(i int) bool { return !last.after(p.inflight[i].last) })
-			return verdictInFlight, p.inflight[i]
+			i := sort.Search(len(under), func(i int) bool { return !last.after(under[i].last) })
+			return verdictInFlight, under[i]
 		}
 	}
 	if has && (first < top.id || first == top.id && top.chunk == whole) {
@@ -121,7 +153,7 @@ func (d *dedup) replay(e *frame.Envelope) {
 func (d *dedup) prune(before int64, most int) {
 	var idle []*producerState
 	for _, p := range d.producers {
-		if p.open == 0 && len(p.inflight) == 0 {
+		if p.open == 0 && len(p.inflight()) == 0 {
 			idle = append(idle, p)
 		}
 	}

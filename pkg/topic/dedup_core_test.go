@@ -50,7 +50,7 @@ func TestEachSequenceIsStoredOnceInOrder(t *testing.T) {
 				last := sequenceOf(seq, 0, 0)
 				switch v, at := p.judge(seq, last); v {
 				case verdictStore:
-					p.inflight = append(p.inflight, &pending{first: seq, last: last, epoch: 1})
+					p.enter(&pending{first: seq, last: last, epoch: 1})
 				case verdictInFlight:
 					if at.first != seq {
 						t.Fatalf("sequence %d is said to be in flight as %d", seq, at.first)
@@ -68,10 +68,10 @@ func TestEachSequenceIsStoredOnceInOrder(t *testing.T) {
 				}
 			},
 			"confirm": func(*rapid.T) {
-				if len(p.inflight) == 0 {
+				if len(p.inflight()) == 0 {
 					return
 				}
-				f := p.inflight[0]
+				f := p.inflight()[0]
 				p.confirm(f.epoch, f.last, int64(len(log)))
 				p.leave(f)
 				log = append(log, frame.Envelope{
@@ -80,9 +80,9 @@ func TestEachSequenceIsStoredOnceInOrder(t *testing.T) {
 				})
 			},
 			"fail": func(*rapid.T) { // all that is in flight fails, and the client goes back
-				for len(p.inflight) > 0 {
-					next = min(next, p.inflight[0].first)
-					p.leave(p.inflight[0])
+				for len(p.inflight()) > 0 {
+					next = min(next, p.inflight()[0].first)
+					p.leave(p.inflight()[0])
 				}
 			},
 			"again": func(t *rapid.T) { next = rapid.Uint64Range(1, next).Draw(t, "from") },

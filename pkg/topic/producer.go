@@ -209,7 +209,7 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 	w.first, w.lastSeq, w.last, w.epoch = env.FirstSeq, env.LastSeq, last, p.epoch
 	w.offset, w.done = env.Base, b.Done
 	if p.state != nil {
-		p.state.inflight = append(p.state.inflight, w)
+		p.state.enter(w)
 	}
 	t.c.Append(chain.Append{Body: body, Span: env.Span, Time: env.BrokerTime, Level: b.Level, Tag: w, Done: w.chained})
 	t.mu.Unlock()

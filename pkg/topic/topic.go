@@ -22,7 +22,7 @@ import (
 // cached and deduplicated together. Rejected: a goroutine that owns the topic and is sent batches; it costs a wake-up
 // for each batch of a quiet topic, and a goroutine for each idle one.
 type Topic struct {
-	env Env
+	env deps
 	cfg Config
 	c   *chain.Chain
 
@@ -45,6 +45,15 @@ type Topic struct {
 	snapped   entry.Offset         // a snapshot covers what lies below
 	snapBytes int64                // value of appended at the snapshot
 	opened    entry.Offset         // next when the topic was opened
+}
+
+// deps is what of Env is needed after Open.
+type deps struct {
+	Cache   *Cache
+	Budget  *budget.Budget
+	Log     *slog.Logger
+	Metrics *Metrics
+	Now     func() time.Time
 }
 
 // pending is a batch under way.
@@ -97,7 +106,10 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 		env.Now = time.Now
 	}
 	cfg = cfg.withDefaults()
-	t := &Topic{env: env, cfg: cfg, cached: &cached{}, pending: budget.New(cfg.MaxPendingBytes)}
+	t := &Topic{
+		env: deps{env.Cache, env.Budget, env.Log, env.Metrics, env.Now}, cfg: cfg,
+		cached: &cached{}, pending: budget.New(cfg.MaxPendingBytes),
+	}
 	cc := chain.Config{
 		Replication: cfg.Replication, RollBytes: cfg.RollBytes, RollEntries: cfg.RollEntries, RollAge: cfg.RollAge,
 		OpenNow: cfg.OpenNow, Describe: describe,
@@ -252,18 +264,6 @@ func (p *pending) receipt() Receipt {
 	return Receipt{FirstSeq: p.first, LastSeq: p.lastSeq, Position: p.pos, Offset: p.offset}
 }
 
-// leave takes a batch off the producer's list.
-func (s *producerState) leave(p *pending) {
-	for i, f := range s.inflight {
-		if f == p {
-			copy(s.inflight[i:], s.inflight[i+1:])
-			s.inflight[len(s.inflight)-1] = nil
-			s.inflight = s.inflight[:len(s.inflight)-1]
-			return
-		}
-	}
-}
-
 // finish is the chain's word on a batch.
 func (p *pending) finish(pos entry.Position, err error) {
 	t := p.t
@@ -316,7 +316,7 @@ func (t *Topic) onLost(err error) {
 	}
 	if t.dd != nil {
 		for _, s := range t.dd.producers {
-			for _, p := range s.inflight {
+			for _, p := range s.inflight() {
 				if p.finished && len(p.waiters) > 0 { // done early, never confirmed
 					late = append(late, pendingWaiters{p.receipt(), p.waiters})
 					p.waiters = nil
