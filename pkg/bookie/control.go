@@ -49,7 +49,7 @@ func (c *control) ListLedgers(_ *bookiev1.ListLedgersRequest, stream grpc.Server
 	slices.SortFunc(all, func(a, b ledgerstore.LedgerInfo) int { return cmp.Compare(a.Ledger, b.Ledger) })
 	for _, l := range all {
 		if err := stream.Send(&bookiev1.ListLedgersResponse{
-			Id: uint64(l.Ledger), Term: uint64(l.Term), Lac: int64(l.LAC), Limbo: l.Limbo, Entries: uint64(l.Entries),
+			Id: uint64(l.Ledger), Term: uint64(l.Term), Lac: int64(l.LAC), Limbo: l.Limbo, Entries: uint64(l.Entries), Bytes: uint64(l.Bytes),
 		}); err != nil {
 			return err
 		}

@@ -221,7 +221,7 @@ func TestBookieEndToEnd(t *testing.T) {
 	if i.Id != "bookie-1" || i.StorageUuid != u.String() || i.State != "WRITABLE" || i.Ledgers != 1 || i.Version != "test" || i.SegmentBytes == 0 {
 		t.Errorf("info %v", i)
 	}
-	if got := w.ledgers(control); len(got) != 1 || got[0].Id != uint64(l.ID) || got[0].Entries != 10 || got[0].Lac != 8 {
+	if got := w.ledgers(control); len(got) != 1 || got[0].Id != uint64(l.ID) || got[0].Entries != 10 || got[0].Bytes == 0 || got[0].Lac != 8 {
 		t.Errorf("ledgers %v", got)
 	}
 

@@ -228,7 +228,9 @@ type ListLedgersResponse struct {
 	// Whether negatives are answered as unknown.
 	Limbo bool `protobuf:"varint,4,opt,name=limbo,proto3" json:"limbo,omitempty"`
 	// Number of entries stored.
-	Entries       uint64 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`
+	Entries uint64 `protobuf:"varint,5,opt,name=entries,proto3" json:"entries,omitempty"`
+	// Bytes that they take in segments.
+	Bytes         uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -294,6 +296,13 @@ func (x *ListLedgersResponse) GetLimbo() bool {
 func (x *ListLedgersResponse) GetEntries() uint64 {
 	if x != nil {
 		return x.Entries
+	}
+	return 0
+}
+
+func (x *ListLedgersResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
 	}
 	return 0
 }
@@ -417,13 +426,14 @@ const file_penstock_bookie_v1_bookie_proto_rawDesc = "" +
 	"\rsegment_bytes\x18\a \x01(\x04R\fsegmentBytes\x12\x18\n" +
 	"\aledgers\x18\b \x01(\x04R\aledgers\x12\x18\n" +
 	"\aversion\x18\t \x01(\tR\aversion\"\x14\n" +
-	"\x12ListLedgersRequest\"{\n" +
+	"\x12ListLedgersRequest\"\x91\x01\n" +
 	"\x13ListLedgersResponse\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\x12\x10\n" +
 	"\x03lac\x18\x03 \x01(\x03R\x03lac\x12\x14\n" +
 	"\x05limbo\x18\x04 \x01(\bR\x05limbo\x12\x18\n" +
-	"\aentries\x18\x05 \x01(\x04R\aentries\"\x17\n" +
+	"\aentries\x18\x05 \x01(\x04R\aentries\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\"\x17\n" +
 	"\x15CollectGarbageRequest\"\x84\x01\n" +
 	"\x16CollectGarbageResponse\x12'\n" +
 	"\x0fledgers_deleted\x18\x01 \x01(\x04R\x0eledgersDeleted\x12\x1f\n" +
