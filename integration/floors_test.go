@@ -23,7 +23,7 @@ var floors = [][]string{
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},
 	{"pkg/topic", "pkg/statelog"},
 	{"pkg/broker", "pkg/repair"},
-	{"pkg/standalone/embedetcd"},
+	{"pkg/standalone/embedetcd", "pkg/workload/process"},
 	{"pkg/standalone", "pkg/workload"},
 	{"pkg/brokertest"},
 }

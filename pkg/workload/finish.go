@@ -1,0 +1,153 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/entry"
+)
+
+// closeTimeout bounds the closing of a run whose context has ended.
+const closeTimeout = 5 * time.Second
+
+// Wait waits until everything is published and, with a subscription, read; it closes producers and consumers and returns
+// what came out. When ctx ends first, it returns the report of what there was, with an error. Call it once.
+func (r *Run) Wait(ctx context.Context) (Report, error) {
+	err := r.finish(ctx)
+	if err != nil {
+		r.cancel() // nobody waits for the rest
+		err = fmt.Errorf("finish workload: %w%s", err, r.trouble())
+	}
+	r.published.Wait()
+	err = errors.Join(err, r.close(ctx))
+	r.cancel()
+	r.reading.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cfg.Subscription == "" {
+		return r.book.summary(), err
+	}
+	return r.book.Judge(r.read, r.cfg.Dedup), err
+}
+
+// summary is the report of what was sent, where nothing was read.
+func (b *Book) summary() Report {
+	out := b.Judge(&Reading{book: b, producers: make([]producerReading, len(b.accounts))}, true)
+	out.Violations = nil
+	return out
+}
+
+func (r *Run) finish(ctx context.Context) error {
+	settled := make(chan struct{})
+	go func() {
+		r.published.Wait()
+		close(settled)
+	}()
+	select {
+	case <-settled:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	words, err := r.sayLastWords(ctx)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.lastWords = words
+	r.checkComplete()
+	r.mu.Unlock()
+	if r.cfg.Subscription == "" {
+		return nil
+	}
+	select {
+	case <-r.complete:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("read to the end: %w", ctx.Err())
+	}
+}
+
+// sayLastWords publishes the end of the run to each partition and returns where that stands.
+func (r *Run) sayLastWords(ctx context.Context) (map[int]entry.Offset, error) {
+	partitions, turn := 1, 0
+	p, err := r.client.Producer(ctx, r.cfg.Topic, client.WithoutBatching(), client.WithRouter(func(_ *client.Message, n int) int {
+		partitions = n
+		return turn
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("end the run: %w", err)
+	}
+	words := make(map[int]entry.Offset)
+	body := AppendBody(nil, Tag{Run: r.book.run, Producer: lastWord}, MinSize)
+	for ; turn < partitions; turn++ {
+		for {
+			id, err := p.Publish(ctx, &client.Message{Value: body})
+			if err == nil {
+				words[id.Partition] = id.Offset
+				break
+			}
+			var e *client.Error
+			if ctx.Err() != nil || !errors.As(err, &e) || !e.Retryable {
+				_ = p.Close(ctx)
+				return nil, fmt.Errorf("end the run: %w", err)
+			}
+		}
+	}
+	if err := p.Close(ctx); err != nil {
+		return nil, fmt.Errorf("end the run: %w", err)
+	}
+	return words, nil
+}
+
+// close closes what was opened.
+func (r *Run) close(ctx context.Context) error {
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+	}
+	var err error
+	for _, p := range r.producers {
+		_ = p.Close(ctx) // what it could say was said by the receipts
+	}
+	for _, s := range r.consumers {
+		err = errors.Join(err, s.Close(ctx))
+	}
+	if err != nil {
+		return fmt.Errorf("close workload: %w", err)
+	}
+	return nil
+}
+
+// Reread reads the whole topic once more, from its oldest message to the end of the run, and judges that: what is stored,
+// whatever was delivered. Call it after [Run.Wait].
+func (r *Run) Reread(ctx context.Context) (Report, error) {
+	r.mu.Lock()
+	words := r.lastWords
+	reading := r.book.NewReading(true)
+	r.mu.Unlock()
+	if words == nil {
+		return Report{}, errors.New("read workload again: the run has not ended")
+	}
+	from, err := r.client.Reader(ctx, r.cfg.Topic, client.Earliest())
+	if err != nil {
+		return Report{}, fmt.Errorf("read workload again: %w", err)
+	}
+	for !reading.Complete(words) {
+		d, receiveErr := from.Receive(ctx)
+		if receiveErr != nil {
+			err = fmt.Errorf("read workload again: %w", receiveErr)
+			break
+		}
+		r.took(reading, d)
+	}
+	if closeErr := from.Close(ctx); err == nil && closeErr != nil {
+		err = fmt.Errorf("read workload again: %w", closeErr)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.book.Judge(reading, r.cfg.Dedup), err
+}

@@ -1,0 +1,229 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Config says what to start.
+type Config struct {
+	// Programs is the directory of etcd, bookie and broker, as `make build` leaves them.
+	Programs string
+	// Dir holds data and logs. It must exist; the caller removes it.
+	Dir string
+	// Etcds, Bookies and Brokers count processes; 0 means 1, 3 and 1.
+	Etcds, Bookies, Brokers int
+	// BookieArgs and BrokerArgs are further flags.
+	BookieArgs, BrokerArgs []string
+	// BookieDir, when set, places the data of a bookie; "" keeps the default place.
+	BookieDir func(index int) string
+	// BrokerEtcd, when set, gives the etcd endpoints that a broker is told; nil keeps the real ones.
+	BrokerEtcd func(index int, endpoints []string) []string
+}
+
+// Cluster is etcd, bookies and brokers. The slices do not change; their processes may be killed and started.
+type Cluster struct {
+	Etcds, Bookies, Brokers []*Process
+
+	spawn *spawner
+}
+
+// Start starts a cluster and waits until every process is ready. After an error nothing is left running.
+func Start(ctx context.Context, cfg Config) (*Cluster, error) {
+	c, err := New(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.StartAll(ctx); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// New prepares a cluster without starting anything: each process has its ports and its directories. The caller closes it.
+func New(ctx context.Context, cfg Config) (*Cluster, error) {
+	orDefault := func(n, d int) int {
+		if n == 0 {
+			return d
+		}
+		return n
+	}
+	for _, name := range []string{"etcd", "bookie", "broker"} {
+		if _, err := os.Stat(filepath.Join(cfg.Programs, name)); err != nil {
+			return nil, fmt.Errorf("find %s: %w: run `make build` first", name, err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, "logs"), 0o700); err != nil {
+		return nil, fmt.Errorf("prepare cluster: %w", err)
+	}
+	c := &Cluster{spawn: newSpawner()}
+	err := errors.Join(
+		c.addEtcds(ctx, cfg, orDefault(cfg.Etcds, 1)),
+		c.addBookies(ctx, cfg, orDefault(cfg.Bookies, 3)),
+		c.addBrokers(ctx, cfg, orDefault(cfg.Brokers, 1)),
+	)
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("prepare cluster: %w", err)
+	}
+	return c, nil
+}
+
+func (c *Cluster) process(cfg Config, program, name, addr, http string, args ...string) *Process {
+	return &Process{
+		Name: name, Addr: addr, HTTP: http, Log: filepath.Join(cfg.Dir, "logs", name+".log"),
+		spawn: c.spawn, program: filepath.Join(cfg.Programs, program), args: args, ready: "http://" + http + "/readyz",
+	}
+}
+
+func addrs(ctx context.Context, n int) ([]string, error) {
+	var out []string
+	for range n {
+		a, err := freeAddr(ctx)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+func (c *Cluster) addEtcds(ctx context.Context, cfg Config, n int) error {
+	a, err := addrs(ctx, 2*n)
+	if err != nil {
+		return err
+	}
+	var members []string
+	for i := range n {
+		members = append(members, fmt.Sprintf("etcd-%d=http://%s", i+1, a[2*i+1]))
+	}
+	for i := range n {
+		name, client, peer := fmt.Sprintf("etcd-%d", i+1), a[2*i], a[2*i+1]
+		p := c.process(cfg, "etcd", name, client, client,
+			"--name", name, "--data-dir", filepath.Join(cfg.Dir, name),
+			"--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
+			"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer,
+			"--initial-cluster", strings.Join(members, ","), "--initial-cluster-token", filepath.Base(cfg.Dir),
+			"--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "warn",
+		)
+		c.Etcds = append(c.Etcds, p)
+	}
+	return nil
+}
+
+func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
+	for i := range n {
+		a, err := addrs(ctx, 3)
+		if err != nil {
+			return err
+		}
+		name := fmt.Sprintf("bookie-%d", i+1)
+		dir := filepath.Join(cfg.Dir, name)
+		if cfg.BookieDir != nil {
+			if d := cfg.BookieDir(i); d != "" {
+				dir = d
+			}
+		}
+		args := []string{
+			"--bookie-id", name, "--host-label", name, "--data-dir", dir, "--etcd", strings.Join(c.Endpoints(), ","),
+			"--listen", a[0], "--grpc-listen", a[1], "--http", a[2], "--advertise", "127.0.0.1",
+		}
+		c.Bookies = append(c.Bookies, c.process(cfg, "bookie", name, a[0], a[2], append(args, cfg.BookieArgs...)...))
+	}
+	return nil
+}
+
+func (c *Cluster) addBrokers(ctx context.Context, cfg Config, n int) error {
+	for i := range n {
+		a, err := addrs(ctx, 2)
+		if err != nil {
+			return err
+		}
+		endpoints := c.Endpoints()
+		if cfg.BrokerEtcd != nil {
+			if e := cfg.BrokerEtcd(i, endpoints); e != nil {
+				endpoints = e
+			}
+		}
+		name := fmt.Sprintf("broker-%d", i+1)
+		args := []string{
+			"--broker-id", name, "--etcd", strings.Join(endpoints, ","), "--listen", a[0], "--http", a[1], "--advertise", "127.0.0.1",
+		}
+		c.Brokers = append(c.Brokers, c.process(cfg, "broker", name, a[0], a[1], append(args, cfg.BrokerArgs...)...))
+	}
+	return nil
+}
+
+// Endpoints returns etcd's client addresses.
+func (c *Cluster) Endpoints() []string {
+	var out []string
+	for _, p := range c.Etcds {
+		out = append(out, p.Addr)
+	}
+	return out
+}
+
+// URL names every broker, for the SDK.
+func (c *Cluster) URL() string {
+	var out []string
+	for _, p := range c.Brokers {
+		out = append(out, p.Addr)
+	}
+	return "penstock://" + strings.Join(out, ",")
+}
+
+// All returns every process: etcd, then bookies, then brokers.
+func (c *Cluster) All() []*Process { return slices.Concat(c.Etcds, c.Bookies, c.Brokers) }
+
+// Broker returns the broker with this URL, nil if there is none.
+func (c *Cluster) Broker(url string) *Process {
+	for _, p := range c.Brokers {
+		if strings.TrimPrefix(url, "penstock://") == p.Addr {
+			return p
+		}
+	}
+	return nil
+}
+
+// Bookie returns the bookie with this id, nil if there is none.
+func (c *Cluster) Bookie(id string) *Process {
+	for _, p := range c.Bookies {
+		if p.Name == id {
+			return p
+		}
+	}
+	return nil
+}
+
+// StartAll starts whatever does not run, all at once, and waits until everything is ready.
+func (c *Cluster) StartAll(ctx context.Context) error {
+	for _, p := range c.All() {
+		if !p.Running() {
+			if err := p.Launch(); err != nil {
+				return err
+			}
+		}
+	}
+	for _, p := range c.All() {
+		if err := p.WaitReady(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close kills whatever runs, paused processes too, and waits until it is gone. It may be called again; afterwards nothing
+// can be started.
+func (c *Cluster) Close() {
+	for _, p := range c.All() {
+		_ = p.signal(syscall.SIGKILL) // one that does not run needs none
+	}
+	c.spawn.close()
+}
