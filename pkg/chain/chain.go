@@ -96,7 +96,7 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 		lost: make(chan struct{}),
 	}
 	c.quiet = sync.NewCond(&c.mu)
-	c.ctx, c.cancel = context.WithCancel(context.Background()) //nolint:contextcheck // ctx bounds Open alone
+	c.ctx, c.cancel = context.WithCancel(context.Background())
 	opened, err := c.load(ctx)
 	if err != nil {
 		c.cancel()

@@ -97,12 +97,12 @@ func (s *script) step(f []string) string {
 		s.now = s.now.Add(d)
 		return ""
 	case "next": // what the next append takes
-		return fmt.Sprint(uint64(s.core.NextOffset()))
+		return strconv.FormatUint(uint64(s.core.NextOffset()), 10)
 	case "phase":
 		return s.core.Phase().String()
 	case "end": // end LAST
 		end, _ := s.core.EndAt(entry.EntryID(num(1)))
-		return fmt.Sprint(uint64(end))
+		return strconv.FormatUint(uint64(end), 10)
 	default:
 		s.t.Fatalf("unknown event %q", f[0])
 	}

@@ -67,16 +67,16 @@ type cluster struct {
 	candidates []ledger.Candidate
 }
 
-func newCluster(t testing.TB, bookies int) *cluster {
-	t.Helper()
-	f := &cluster{t: t, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
-	t.Cleanup(func() {
+func newCluster(tb testing.TB, bookies int) *cluster {
+	tb.Helper()
+	f := &cluster{t: tb, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
+	tb.Cleanup(func() {
 		f.fake.Close()
 		f.ticker.Close()
 	})
 	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
-	_, err := f.store.EnsureCluster(t.Context())
-	check(t, err)
+	_, err := f.store.EnsureCluster(tb.Context())
+	check(tb, err)
 	f.meta = &faultyMeta{Metadata: f.store}
 	f.ids = chain.NewIDs(f.store, 0)
 	for _, b := range bookieclient.FakeUUIDs(bookies) {
@@ -85,10 +85,10 @@ func newCluster(t testing.TB, bookies int) *cluster {
 	return f
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
+func check(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -368,12 +368,12 @@ func (l *log) readAll() []uint64 {
 }
 
 // eventually waits for what nothing announces.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, cond func() bool) {
+	tb.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for !cond() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			tb.Fatalf("waited in vain for %s", what)
 		}
 		time.Sleep(time.Millisecond)
 	}

@@ -267,7 +267,7 @@ func (c *Chain) openTxn(patience context.Context, rec meta.Chain, l meta.Ledger,
 		if readErr != nil {
 			return rec, l, fmt.Errorf("%w: %w", err, readErr)
 		}
-		after, opened, err = c.env.Meta.OpenLedger(c.ctx, c.guard, rec, l, closing)
+		after, opened, err = c.env.Meta.OpenLedger(c.ctx, c.guard, rec, l, closing) //nolint:contextcheck // patience bounds the first attempt alone
 		if err == nil {
 			return after, opened, nil
 		}

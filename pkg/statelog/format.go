@@ -61,7 +61,7 @@ func putHeader(b []byte, h header) {
 	b[0], b[1], b[2], b[3] = formatVersion, 0, 0, 0
 	binary.BigEndian.PutUint32(b[4:], h.count)
 	binary.BigEndian.PutUint64(b[8:], uint64(h.seq))
-	binary.BigEndian.PutUint64(b[16:], uint64(h.time)) //nolint:gosec // two's complement is the format
+	binary.BigEndian.PutUint64(b[16:], uint64(h.time))
 }
 
 // encodedSize is what a record takes in an entry.
@@ -71,11 +71,11 @@ func encodedSize(owner string, key, value []byte) int {
 
 func appendRecord(b []byte, o op, kind uint8, owner string, key, value []byte) []byte {
 	at := len(b)
-	b = binary.BigEndian.AppendUint32(b, uint32(minHead+len(owner)+len(key))) //nolint:gosec // checked against MaxOwner and MaxKey
-	b = binary.BigEndian.AppendUint32(b, uint32(len(value)))                  //nolint:gosec // checked against MaxValue
+	b = binary.BigEndian.AppendUint32(b, uint32(minHead+len(owner)+len(key)))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(value)))
 	b = append(b, make([]byte, 8)...)
 	b = append(b, byte(o), kind)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(owner))) //nolint:gosec // checked against MaxOwner
+	b = binary.BigEndian.AppendUint16(b, uint16(len(owner)))
 	b = append(b, owner...)
 	b = append(b, key...)
 	head := entry.UpdateCRC32C(entry.CRC32C(b[at:at+8]), b[at+recordHeaderSize:])
@@ -96,7 +96,7 @@ func parseHeader(body []byte) (header, error) {
 	h := header{
 		count: binary.BigEndian.Uint32(body[4:]),
 		seq:   entry.Offset(binary.BigEndian.Uint64(body[8:])),
-		time:  int64(binary.BigEndian.Uint64(body[16:])), //nolint:gosec // two's complement is the format
+		time:  int64(binary.BigEndian.Uint64(body[16:])),
 	}
 	if uint64(h.count)*(recordHeaderSize+minHead) > uint64(len(body)-headerSize) {
 		return header{}, &FormatError{fmt.Sprintf("%d records in %d bytes", h.count, len(body))}
@@ -118,7 +118,7 @@ func eachRecord(body []byte, fn func(i int32, r *stored) error) error {
 			return fmt.Errorf("record %d: %w", i, err)
 		}
 		b = b[n:]
-		if err := fn(int32(i), &r); err != nil { //nolint:gosec // bounded by the body's length
+		if err := fn(int32(i), &r); err != nil {
 			return err
 		}
 	}

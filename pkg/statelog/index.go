@@ -102,7 +102,7 @@ func (x *Index) apply(at entry.Position, r *stored) {
 	} else {
 		x.unlink(it)
 	}
-	it.at, it.size, it.bad, it.inline = at, int32(r.size), r.bad, nil //nolint:gosec // bounded by the entry's size
+	it.at, it.size, it.bad, it.inline = at, int32(r.size), r.bad, nil
 	if r.bad == nil && len(r.value) <= inlineBytes {
 		it.inline = append([]byte{}, r.value...)
 	}

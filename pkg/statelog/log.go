@@ -38,24 +38,24 @@ type Log struct {
 	inFlight  int
 	failing   bool
 	err       error
-	total     int64 // bytes of entries in the chain
-	unstored  int64 // bytes of records on their way there
-	doubt     error // damage that belongs to an unknown owner
-	rewriting bool  // a goroutine rewrites
-	stuck     bool  // … and met damage; until something is superseded
-	patient   bool  // appends wait for a log that is being shortened
+	total     int64     // bytes of entries in the chain
+	unstored  int64     // bytes of records on their way there
+	doubt     error     // damage that belongs to an unknown owner
+	rewriting bool      // a goroutine rewrites
+	stuck     bool      // … and met damage; until something is superseded
+	notBefore time.Time // … or failed otherwise; until then
+	patient   bool      // appends wait for a log that is being shortened
 	room      chan struct{}
 	lostFired bool
 }
 
 // batch is an entry in the making, then under way.
 type batch struct {
-	body    []byte
-	count   uint32
-	held    []pendingKey
-	dones   []func(error)
-	user    int64 // bytes charged to pending
-	rewrite []rewrite
+	body  []byte
+	count uint32
+	held  []pendingKey
+	dones []func(error)
+	user  int64 // bytes charged to pending
 }
 
 // maxInFlight is how many entries are under way before calls are gathered; flushBytes, how much is gathered at most.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -64,7 +65,7 @@ func TestGroupCommit(t *testing.T) {
 	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	var all []<-chan error
 	for i := range 100 {
-		all = append(all, start(t, l, rec("a", 1, fmt.Sprint(i), "1")))
+		all = append(all, start(t, l, rec("a", 1, strconv.Itoa(i), "1")))
 	}
 	release()
 	for _, done := range all {
@@ -122,7 +123,7 @@ func TestBoundedUnderAMillionUpdates(t *testing.T) {
 			if n%7 != 0 {
 				key = n % 97 // most updates go to few keys
 			}
-			records[j] = rec(fmt.Sprint("owner-", key%50), 1, fmt.Sprint(key), fmt.Sprintf("%030d", n))
+			records[j] = rec(fmt.Sprint("owner-", key%50), 1, strconv.Itoa(key), fmt.Sprintf("%030d", n))
 			if n >= updates-20*keys { // each key's last update is among these
 				want[fmt.Sprintf("owner-%d/1/%d", key%50, key)] = string(records[j].Value)
 			}
@@ -194,7 +195,7 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 					var records []statelog.Record
 					for range rapid.IntRange(1, 6).Draw(rt, "records") {
 						owner := fmt.Sprint("o", rapid.IntRange(0, 3).Draw(rt, "owner"))
-						key := fmt.Sprint(rapid.IntRange(0, 5).Draw(rt, "key"))
+						key := strconv.Itoa(rapid.IntRange(0, 5).Draw(rt, "key"))
 						name := owner + "/1/" + key
 						if rapid.IntRange(0, 4).Draw(rt, "delete") == 0 {
 							records = append(records, del(owner, 1, key))
@@ -318,7 +319,7 @@ func TestShutdownTellsEverybody(t *testing.T) {
 	f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	var all []<-chan error
 	for i := range 20 {
-		all = append(all, start(t, l, rec("a", 1, fmt.Sprint(i), "1")))
+		all = append(all, start(t, l, rec("a", 1, strconv.Itoa(i), "1")))
 	}
 	l.Shutdown()
 	for _, done := range all {

@@ -55,7 +55,6 @@ var clusters atomic.Int64
 type cluster struct {
 	t      testing.TB
 	store  *meta.Store
-	meta   *faultyMeta
 	fake   *bookieclient.Fake
 	ticker *ledger.Ticker
 	ids    *chain.IDs
@@ -65,17 +64,16 @@ type cluster struct {
 	candidates []ledger.Candidate
 }
 
-func newCluster(t testing.TB, bookies int) *cluster {
-	t.Helper()
-	f := &cluster{t: t, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
-	t.Cleanup(func() {
+func newCluster(tb testing.TB, bookies int) *cluster {
+	tb.Helper()
+	f := &cluster{t: tb, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
+	tb.Cleanup(func() {
 		f.fake.Close()
 		f.ticker.Close()
 	})
 	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
-	_, err := f.store.EnsureCluster(t.Context())
-	check(t, err)
-	f.meta = &faultyMeta{Metadata: f.store}
+	_, err := f.store.EnsureCluster(tb.Context())
+	check(tb, err)
 	f.ids = chain.NewIDs(f.store, 0)
 	for _, b := range bookieclient.FakeUUIDs(bookies) {
 		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
@@ -83,10 +81,10 @@ func newCluster(t testing.TB, bookies int) *cluster {
 	return f
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
+func check(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -130,74 +128,17 @@ func (f *cluster) env() chain.Env {
 				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
 			},
 		},
-		Meta: f.meta, IDs: f.ids,
+		Meta: f.store, IDs: f.ids,
 	}
-}
-
-// faultyMeta is the metadata store with a valve.
-type faultyMeta struct {
-	chain.Metadata
-	mu     sync.Mutex
-	fail   error        // of every call
-	before func(string) // each transaction
-	after  func(string) error
-}
-
-func (m *faultyMeta) set(fail error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.fail = fail
-}
-
-func (m *faultyMeta) hooks(before func(string), after func(string) error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.before, m.after = before, after
-}
-
-func (m *faultyMeta) enter(op string) (func(string) error, error) {
-	m.mu.Lock()
-	fail, before, after := m.fail, m.before, m.after
-	m.mu.Unlock()
-	if before != nil {
-		before(op)
-	}
-	return after, fail
-}
-
-func (m *faultyMeta) GetChain(ctx context.Context, id meta.ChainID) (meta.Chain, error) {
-	if _, err := m.enter("get chain"); err != nil {
-		return meta.Chain{}, err
-	}
-	return m.Metadata.GetChain(ctx, id)
-}
-
-func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
-	after, err := m.enter("open")
-	if err != nil {
-		return meta.Chain{}, meta.Ledger{}, err
-	}
-	c, l, err = m.Metadata.OpenLedger(ctx, g, c, l, closing)
-	if after != nil && err == nil {
-		err = after("open")
-	}
-	return c, l, err
-}
-
-func (m *faultyMeta) CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error) {
-	if _, err := m.enter("close"); err != nil {
-		return meta.Chain{}, meta.Ledger{}, err
-	}
-	return m.Metadata.CloseLedger(ctx, g, c, closing)
 }
 
 // eventually waits for what nothing announces.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, cond func() bool) {
+	tb.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for !cond() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			tb.Fatalf("waited in vain for %s", what)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -212,16 +153,16 @@ func (f *cluster) open(guard meta.Guard, cfg statelog.Config) *statelog.Log {
 }
 
 // put stores records and waits.
-func put(t testing.TB, l *statelog.Log, records ...statelog.Record) {
-	t.Helper()
-	check(t, <-start(t, l, records...))
+func put(tb testing.TB, l *statelog.Log, records ...statelog.Record) {
+	tb.Helper()
+	check(tb, <-start(tb, l, records...))
 }
 
 // start appends records; the channel tells the outcome.
-func start(t testing.TB, l *statelog.Log, records ...statelog.Record) <-chan error {
-	t.Helper()
+func start(tb testing.TB, l *statelog.Log, records ...statelog.Record) <-chan error {
+	tb.Helper()
 	done := make(chan error, 1)
-	check(t, l.Append(t.Context(), records, func(err error) { done <- err }))
+	check(tb, l.Append(tb.Context(), records, func(err error) { done <- err }))
 	return done
 }
 
@@ -234,12 +175,12 @@ func del(owner string, kind uint8, key string) statelog.Record {
 }
 
 // state is everything live, as owner/kind/key → value.
-func state(t testing.TB, l *statelog.Log) map[string]string {
-	t.Helper()
+func state(tb testing.TB, l *statelog.Log) map[string]string {
+	tb.Helper()
 	out := map[string]string{}
 	for _, owner := range l.Owners() {
-		records, err := l.Load(t.Context(), owner)
-		check(t, err)
+		records, err := l.Load(tb.Context(), owner)
+		check(tb, err)
 		for _, r := range records {
 			out[fmt.Sprintf("%s/%d/%s", r.Owner, r.Kind, r.Key)] = string(r.Value)
 		}

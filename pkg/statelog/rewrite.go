@@ -2,11 +2,9 @@ package statelog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -24,7 +22,7 @@ func (l *Log) rollBytes() int64 { return max(l.limit()/16, 64<<10) }
 // maybeRewrite starts to make the log shorter if it is at three quarters of its limit, so that appends that go on
 // meanwhile stay below. mu is held.
 func (l *Log) maybeRewrite() {
-	if l.rewriting || l.stuck || l.err != nil || l.total <= l.limit()/4*3 {
+	if l.rewriting || l.stuck || l.err != nil || l.total <= l.limit()/4*3 || l.env.Now().Before(l.notBefore) {
 		return
 	}
 	l.rewriting = true
@@ -35,11 +33,15 @@ func (l *Log) maybeRewrite() {
 		l.rewriting = false
 		l.wakeWaiters()
 		if err != nil && l.ctx.Err() == nil {
-			// Tried again with the next entry: nothing is lost by a log that is too long for a while.
+			// Tried again after a pause: nothing is lost by a log that is too long for a while.
+			l.notBefore = l.env.Now().Add(rewritePause)
 			l.env.Log.Warn("state log not shortened", "chain", string(l.c.ID()), "cause", err)
 		}
 	})
 }
+
+// rewritePause is how long a log that could not be shortened is left alone.
+const rewritePause = 5 * time.Second
 
 // patience is how long an append waits for the log to become shorter.
 const patience = time.Second
@@ -99,7 +101,7 @@ func (l *Log) shorten() error {
 		l.mu.Lock()
 		if l.err != nil || l.total <= l.limit()/2 {
 			l.mu.Unlock()
-			return nil
+			return nil //nolint:nilerr // l.err, not err: the log is over, which is no failure of this
 		}
 		if !runs[0].Closed {
 			l.mu.Unlock()
@@ -161,14 +163,14 @@ func (l *Log) trim(run meta.Run) error {
 
 // writeAgain appends live records at the tail, those that are still live and not about to be superseded.
 func (l *Log) writeAgain(batch []rewrite) error {
-	if err := l.values(l.ctx, batch); err != nil && !errors.Is(err, chain.ErrTrimmed) {
+	if err := l.values(l.ctx, batch); err != nil {
 		return fmt.Errorf("read what is live: %w", err)
 	}
 	done := make(chan error, 1)
 	l.mu.Lock()
 	if l.err != nil {
 		l.mu.Unlock()
-		return nil
+		return nil //nolint:nilerr // l.err, not err: the log is over, which is no failure of this
 	}
 	n := 0
 	for i := range batch {

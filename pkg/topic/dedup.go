@@ -229,7 +229,7 @@ func (p *producerState) encode() []byte {
 	b := binary.BigEndian.AppendUint64([]byte{snapshotVersion}, p.epoch)
 	b = binary.BigEndian.AppendUint64(b, p.stored.id)
 	b = binary.BigEndian.AppendUint32(b, p.stored.chunk)
-	return binary.BigEndian.AppendUint64(b, uint64(p.lastTime)) //nolint:gosec // two's complement is the format
+	return binary.BigEndian.AppendUint64(b, uint64(p.lastTime))
 }
 
 // SnapshotError says that a deduplication record cannot be understood. Nothing is guessed: producers with
@@ -265,7 +265,7 @@ func (d *dedup) load(records []Record) (entry.Offset, error) {
 			d.producers[string(r.Key[1:])] = &producerState{
 				name: string(r.Key[1:]), epoch: binary.BigEndian.Uint64(v), any: true, saved: true,
 				stored:   sequence{binary.BigEndian.Uint64(v[8:]), binary.BigEndian.Uint32(v[16:])},
-				lastTime: int64(binary.BigEndian.Uint64(v[20:])), //nolint:gosec // two's complement is the format
+				lastTime: int64(binary.BigEndian.Uint64(v[20:])),
 			}
 		default:
 			return 0, &SnapshotError{Key: r.Key, Detail: fmt.Sprintf("%d bytes of value do not fit the key", len(r.Value))}

@@ -59,7 +59,6 @@ var clusters atomic.Int64
 type cluster struct {
 	t      testing.TB
 	store  *meta.Store
-	meta   *faultyMeta
 	fake   *bookieclient.Fake
 	ticker *ledger.Ticker
 	ids    *chain.IDs
@@ -70,18 +69,17 @@ type cluster struct {
 	candidates []ledger.Candidate
 }
 
-func newCluster(t testing.TB, bookies int) *cluster {
-	t.Helper()
-	f := &cluster{t: t, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
-	t.Cleanup(func() {
+func newCluster(tb testing.TB, bookies int) *cluster {
+	tb.Helper()
+	f := &cluster{t: tb, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
+	tb.Cleanup(func() {
 		f.fake.Close()
 		f.ticker.Close()
 	})
 	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
-	_, err := f.store.EnsureCluster(t.Context())
-	check(t, err)
+	_, err := f.store.EnsureCluster(tb.Context())
+	check(tb, err)
 	f.budget = budget.New(1 << 20)
-	f.meta = &faultyMeta{Metadata: f.store}
 	f.ids = chain.NewIDs(f.store, 0)
 	for _, b := range bookieclient.FakeUUIDs(bookies) {
 		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
@@ -89,10 +87,10 @@ func newCluster(t testing.TB, bookies int) *cluster {
 	return f
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
+func check(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 }
 
@@ -136,74 +134,17 @@ func (f *cluster) env() chain.Env {
 				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
 			},
 		},
-		Meta: f.meta, IDs: f.ids,
+		Meta: f.store, IDs: f.ids,
 	}
-}
-
-// faultyMeta is the metadata store with a valve.
-type faultyMeta struct {
-	chain.Metadata
-	mu     sync.Mutex
-	fail   error        // of every call
-	before func(string) // each transaction
-	after  func(string) error
-}
-
-func (m *faultyMeta) set(fail error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.fail = fail
-}
-
-func (m *faultyMeta) hooks(before func(string), after func(string) error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.before, m.after = before, after
-}
-
-func (m *faultyMeta) enter(op string) (func(string) error, error) {
-	m.mu.Lock()
-	fail, before, after := m.fail, m.before, m.after
-	m.mu.Unlock()
-	if before != nil {
-		before(op)
-	}
-	return after, fail
-}
-
-func (m *faultyMeta) GetChain(ctx context.Context, id meta.ChainID) (meta.Chain, error) {
-	if _, err := m.enter("get chain"); err != nil {
-		return meta.Chain{}, err
-	}
-	return m.Metadata.GetChain(ctx, id)
-}
-
-func (m *faultyMeta) OpenLedger(ctx context.Context, g meta.Guard, c meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
-	after, err := m.enter("open")
-	if err != nil {
-		return meta.Chain{}, meta.Ledger{}, err
-	}
-	c, l, err = m.Metadata.OpenLedger(ctx, g, c, l, closing)
-	if after != nil && err == nil {
-		err = after("open")
-	}
-	return c, l, err
-}
-
-func (m *faultyMeta) CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error) {
-	if _, err := m.enter("close"); err != nil {
-		return meta.Chain{}, meta.Ledger{}, err
-	}
-	return m.Metadata.CloseLedger(ctx, g, c, closing)
 }
 
 // eventually waits for what nothing announces.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
+func eventually(tb testing.TB, what string, cond func() bool) {
+	tb.Helper()
 	deadline := time.Now().Add(20 * time.Second)
 	for !cond() {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s", what)
+			tb.Fatalf("waited in vain for %s", what)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -257,8 +198,8 @@ func (f *cluster) open(guard meta.Guard, cache *topic.Cache, cfg topic.Config) *
 }
 
 // batch is a frame of n messages from sequence first on, whose values are the producer's name and the sequence.
-func batch(t testing.TB, producer string, first uint64, n int) topic.Batch {
-	t.Helper()
+func batch(tb testing.TB, producer string, first uint64, n int) topic.Batch {
+	tb.Helper()
 	var payload []byte
 	for i := range n {
 		payload = frame.AppendMessage(payload, &frame.Message{
@@ -267,7 +208,7 @@ func batch(t testing.TB, producer string, first uint64, n int) topic.Batch {
 	}
 	b := frame.Append(nil, &frame.Header{Producer: producer, Sequence: first, PublishTime: 5, Count: n}, payload)
 	parsed, err := frame.Parse(b, frame.DefaultLimits())
-	check(t, err)
+	check(tb, err)
 	return topic.Batch{Frame: b, Parsed: &parsed}
 }
 
@@ -278,64 +219,65 @@ type sent struct {
 	done chan struct{}
 }
 
-func (s *sent) wait(t testing.TB) *sent {
-	t.Helper()
+func (s *sent) wait(tb testing.TB) *sent {
+	tb.Helper()
 	select {
 	case <-s.done:
 	case <-time.After(20 * time.Second):
-		t.Fatal("a batch is never done")
+		tb.Fatal("a batch is never done")
 	}
 	return s
 }
 
 // send appends a batch and returns at once.
-func send(t testing.TB, p *topic.Producer, b topic.Batch) *sent {
-	t.Helper()
-	s, err := trySend(t, p, b)
-	check(t, err)
+func send(tb testing.TB, p *topic.Producer, b topic.Batch) *sent {
+	tb.Helper()
+	s, err := trySend(tb, p, b)
+	check(tb, err)
 	return s
 }
 
-func trySend(t testing.TB, p *topic.Producer, b topic.Batch) (*sent, error) {
+func trySend(tb testing.TB, p *topic.Producer, b topic.Batch) (*sent, error) {
+	tb.Helper()
 	s := &sent{done: make(chan struct{})}
 	b.Done = func(r topic.Receipt, err error) {
 		s.Receipt, s.err = r, err
 		close(s.done)
 	}
-	return s, p.Append(t.Context(), b)
+	return s, p.Append(tb.Context(), b)
 }
 
-func producer(t testing.TB, tp *topic.Topic, name string, dedup bool) *topic.Producer {
-	t.Helper()
-	p, err := tp.OpenProducer(t.Context(), name, 0, dedup)
-	check(t, err)
+func producer(tb testing.TB, tp *topic.Topic, name string, dedup bool) *topic.Producer {
+	tb.Helper()
+	p, err := tp.OpenProducer(tb.Context(), name, 0, dedup)
+	check(tb, err)
 	return p
 }
 
 // values reads all messages from an offset on, and checks that offsets are contiguous.
-func values(t testing.TB, tp *topic.Topic, from entry.Offset) []string {
-	t.Helper()
+func values(tb testing.TB, tp *topic.Topic, from entry.Offset) []string {
+	tb.Helper()
 	r := tp.NewReader(from)
 	next := from
 	var out []string
 	for {
-		es, err := r.Read(t.Context(), 1<<62, 500)
-		check(t, err)
+		es, err := r.Read(tb.Context(), 1<<62, 500)
+		check(tb, err)
 		if len(es) == 0 {
 			if next != tp.Next() {
-				t.Fatalf("read up to offset %d of %d", next, tp.Next())
+				tb.Fatalf("read up to offset %d of %d", next, tp.Next())
 			}
 			return out
 		}
 		for _, e := range es {
 			if e.Envelope.Base > next {
-				t.Fatalf("entry %v has offset %d, expected %d", e.Position, e.Envelope.Base, next)
+				tb.Fatalf("entry %v has offset %d, expected %d", e.Position, e.Envelope.Base, next)
 			}
 			f, err := frame.Parse(e.Frame, frame.DefaultLimits())
-			check(t, err)
+			check(tb, err)
 			i := e.Envelope.Base
 			for m, err := range f.Messages(f.Payload) {
-				check(t, err)
+				check(tb, err)
 				if i >= next {
 					out = append(out, string(m.Value))
 				}

@@ -67,7 +67,7 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 		p.state.open++
 		p.state.epoch = p.epoch
 		if p.state.any {
-			p.last = int64(p.state.stored.id) //nolint:gosec // ids beyond 2⁶³-1 are refused by no one; they read as negative
+			p.last = int64(p.state.stored.id)
 			if p.state.stored.chunk != whole {
 				p.last-- // an unfinished large message is to be sent again; its stored chunks are duplicates
 			}

@@ -155,7 +155,7 @@ func (t *Topic) OffsetOf(ctx context.Context, p entry.Position) (entry.Offset, e
 		if err != nil {
 			return 0, fmt.Errorf("find offset of %v: %w", p, err)
 		}
-		return e.Base + entry.Offset(min(max(p.Batch, 0), int32(e.Span-1))), nil //nolint:gosec // a span is at most 2³¹-1
+		return e.Base + entry.Offset(min(max(p.Batch, 0), int32(e.Span-1))), nil
 	}
 }
 
@@ -171,7 +171,7 @@ func (t *Topic) PositionOf(ctx context.Context, offset entry.Offset) (entry.Posi
 		return at, fmt.Errorf("find position of offset %d: %w", offset, err)
 	}
 	if offset > e.Base {
-		at.Batch = int32(offset - e.Base) //nolint:gosec // within a span
+		at.Batch = int32(offset - e.Base)
 	}
 	return at, nil
 }
