@@ -209,7 +209,8 @@ func (r *Run) failed(err error) {
 func (r *Run) consume(ctx context.Context, s *client.Consumer) {
 	for d, err := range s.Messages(ctx) {
 		if err != nil {
-			if ctx.Err() == nil {
+			var e *client.Error
+			if closed := errors.As(err, &e) && e.Code == client.CodeClosed; ctx.Err() == nil && !closed {
 				r.mu.Lock()
 				r.failed(err)
 				r.mu.Unlock()

@@ -135,7 +135,9 @@ func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
 			"--bookie-id", name, "--host-label", name, "--data-dir", dir, "--etcd", strings.Join(c.Endpoints(), ","),
 			"--listen", a[0], "--grpc-listen", a[1], "--http", a[2], "--advertise", "127.0.0.1",
 		}
-		c.Bookies = append(c.Bookies, c.process(cfg, "bookie", name, a[0], a[2], append(args, cfg.BookieArgs...)...))
+		p := c.process(cfg, "bookie", name, a[0], a[2], append(args, cfg.BookieArgs...)...)
+		p.Control = a[1]
+		c.Bookies = append(c.Bookies, p)
 	}
 	return nil
 }

@@ -22,6 +22,8 @@ type Process struct {
 	Addr string
 	// HTTP is the host:port of its probes and metrics.
 	HTTP string
+	// Control is a bookie's gRPC address, host:port.
+	Control string
 	// Log is the file that gets what it prints.
 	Log string
 

@@ -63,7 +63,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.produceCommand(), a.consumeCommand(),
 		a.topicCommand(), a.subscriptionCommand(), a.namespaceCommand(), a.tenantCommand(),
 		a.brokerCommand(), a.bookieCommand(), a.ledgerCommand(), a.segmentCommand(),
-		a.standaloneCommand(),
+		a.standaloneCommand(), a.demoCommand(),
 		a.contextCommand(), a.versionCommand(),
 	)
 	return root
