@@ -86,7 +86,7 @@ func (d *demo) settledHoldings(ctx context.Context) (holdings, error) {
 		select {
 		case <-ctx.Done():
 			return h, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(demoPoll):
 		}
 	}
 }
@@ -151,7 +151,7 @@ func (d *demo) freshLedger(ctx context.Context) (*brokerv1.Ledger, error) {
 			return nil, err
 		}
 		if n := len(t.GetLedgers()); n > 0 {
-			if run := t.GetLedgers()[n-1]; run.GetState() == "OPEN" && run.GetBytes() < demoRollMiB<<20/2 {
+			if run := t.GetLedgers()[n-1]; run.GetState() == "OPEN" && run.GetBytes() < demoRollMiB<<20/8 {
 				l, err := d.client.Admin().DescribeLedger(ctx, &brokerv1.DescribeLedgerRequest{Id: run.GetLedger()})
 				if err != nil {
 					return nil, err
@@ -164,7 +164,7 @@ func (d *demo) freshLedger(ctx context.Context) (*brokerv1.Ledger, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(demoPoll):
 		}
 	}
 }
