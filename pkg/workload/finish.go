@@ -11,7 +11,7 @@ import (
 )
 
 // closeTimeout bounds the closing of a run whose context has ended.
-const closeTimeout = 5 * time.Second
+const closeTimeout = time.Second
 
 // Wait waits until everything is published and, with a subscription, read; it closes producers and consumers and returns
 // what came out. When ctx ends first, it returns the report of what there was, with an error. Call it once.
