@@ -31,7 +31,8 @@ type Config struct {
 type Cluster struct {
 	Etcds, Bookies, Brokers []*Process
 
-	spawn *spawner
+	spawn  *spawner
+	others []*Process
 }
 
 // Start starts a cluster and waits until every process is ready. After an error nothing is left running.
@@ -224,8 +225,23 @@ func (c *Cluster) StartAll(ctx context.Context) error {
 // Close kills whatever runs, paused processes too, and waits until it is gone. It may be called again; afterwards nothing
 // can be started.
 func (c *Cluster) Close() {
-	for _, p := range c.All() {
+	for _, p := range append(c.All(), c.others...) {
 		_ = p.signal(syscall.SIGKILL) // one that does not run needs none
 	}
 	c.spawn.close()
+}
+
+// Add makes one more process of the cluster: a program beside the others, with flags, and with settings added to its
+// environment. It has no address and no probes; its logs are kept, and Close kills it, like the others'.
+func (c *Cluster) Add(program, name string, args []string, env ...string) (*Process, error) {
+	if len(c.Etcds) == 0 {
+		return nil, errors.New("add a process: the cluster has none")
+	}
+	beside := c.Etcds[0]
+	p := &Process{
+		Name: name, Log: filepath.Join(filepath.Dir(beside.Log), name+".log"),
+		spawn: c.spawn, program: filepath.Join(filepath.Dir(beside.program), program), args: args, env: env,
+	}
+	c.others = append(c.others, p)
+	return p, nil
 }

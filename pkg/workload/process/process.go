@@ -30,7 +30,8 @@ type Process struct {
 	spawn   *spawner
 	program string
 	args    []string
-	ready   string // URL that answers 200 once it serves
+	env     []string // added to the surroundings'
+	ready   string   // URL that answers 200 once it serves
 
 	mu      sync.Mutex
 	cmd     *exec.Cmd
@@ -58,7 +59,7 @@ func (p *Process) Launch() error {
 	defer out.Close()                         // the process has its own
 	cmd := exec.Command(p.program, p.args...) //nolint:gosec,noctx // programs of this project; the cluster ends them
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.Env = environment()
+	cmd.Env = append(environment(), p.env...)
 	if err := p.spawn.start(cmd); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}

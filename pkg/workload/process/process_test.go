@@ -95,7 +95,9 @@ func TestStartFails(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "exit code 5") || !strings.Contains(err.Error(), "no such disk") || p.ExitCode() != 5 {
 		t.Fatalf("%v", err)
 	}
-	p = shell(t, "sleep 100", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "warming up", http.StatusServiceUnavailable) })
+	p = shell(t, "sleep 100", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "warming up", http.StatusServiceUnavailable)
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if err := p.Start(ctx); err == nil || !strings.Contains(err.Error(), "warming up") {

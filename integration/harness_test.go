@@ -1,0 +1,224 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/workload"
+	"github.com/penstock-mq/penstock/pkg/workload/process"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const (
+	testTimeout  = 90 * time.Second // of one test: far above what it takes, so that a hang has an end
+	pollInterval = 10 * time.Millisecond
+	topic        = "load"
+)
+
+// town is a cluster of real processes with a client, for one test. What fails, fails the test.
+type town struct {
+	*testing.T
+	ctx    context.Context //nolint:containedctx // the test's, with an end
+	c      *process.Cluster
+	client *client.Client
+}
+
+// prepare makes a town in which nothing runs yet.
+func prepare(t *testing.T, cfg process.Config) *town {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	t.Cleanup(cancel)
+	cfg.Programs, cfg.Dir = programs(t), t.TempDir()
+	if cfg.Brokers == 0 {
+		cfg.Brokers = 2
+	}
+	cfg.BookieArgs = append([]string{"--segment-mib", "16"}, cfg.BookieArgs...)
+	cfg.BrokerArgs = append([]string{"--roll-mib", "1"}, cfg.BrokerArgs...)
+	c, err := process.New(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &town{T: t, ctx: ctx, c: c}
+	t.Cleanup(func() {
+		c.Close()
+		if t.Failed() {
+			for _, p := range c.All() {
+				t.Logf("the end of the log of %s:\n%s", p.Name, p.LogTail())
+			}
+		}
+	})
+	return w
+}
+
+// settle makes a town and starts all of it.
+func settle(t *testing.T, cfg process.Config) *town {
+	t.Helper()
+	w := prepare(t, cfg)
+	w.check(w.c.StartAll(w.ctx))
+	w.connect()
+	return w
+}
+
+func programs(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"etcd", "bookie", "broker", "penstock"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+			t.Fatalf("these tests run the programs in %s, and %s is not there: run `make build` first", dir, name)
+		}
+	}
+	return dir
+}
+
+func (w *town) connect() {
+	w.Helper()
+	k, err := client.Connect(w.ctx, w.c.URL())
+	w.check(err)
+	w.client = k
+	w.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := k.Close(ctx); err != nil {
+			w.Logf("close client: %v", err)
+		}
+	})
+}
+
+func (w *town) check(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// load publishes to a topic without end, and reads along.
+func (w *town) load(change func(*workload.Config)) *workload.Run {
+	w.Helper()
+	cfg := workload.Config{Topic: topic, Subscription: "along", Rate: 1000, Size: 512, Dedup: true}
+	if change != nil {
+		change(&cfg)
+	}
+	run, err := workload.Start(w.ctx, w.client, cfg)
+	w.check(err)
+	w.Cleanup(func() { // where the test failed before its end
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		run.StopProducing()
+		_, _ = run.Wait(ctx)
+	})
+	return run
+}
+
+// more waits until n more messages are acknowledged.
+func (w *town) more(run *workload.Run, n uint64) {
+	w.Helper()
+	_, acked, _ := run.Counts()
+	w.check(run.AwaitAcknowledged(w.ctx, acked+n))
+}
+
+// finish ends a run in which every message had to be acknowledged in the end.
+func (w *town) finish(run *workload.Run) workload.Report {
+	w.Helper()
+	report := w.end(run)
+	if report.Acknowledged != report.Sent || report.Received != report.Sent {
+		w.Fatalf("%v\n%v", report, errors.Join(run.Failures()...))
+	}
+	return report
+}
+
+// end ends a run: nothing that the checker knows may be wrong, neither with what was delivered nor with what is stored.
+func (w *town) end(run *workload.Run) workload.Report {
+	w.Helper()
+	run.StopProducing()
+	report, err := run.Wait(w.ctx)
+	w.check(err)
+	w.check(report.Err())
+	again, err := run.Reread(w.ctx)
+	w.check(err)
+	w.check(again.Err())
+	w.Logf("delivered: %v; stored: %v", report, again)
+	return report
+}
+
+// describe asks the topic's owner about it, as often as it takes.
+func (w *town) describe() *brokerv1.DescribeTopicResponse {
+	w.Helper()
+	t, err := w.client.Admin().DescribeTopic(w.ctx, &brokerv1.DescribeTopicRequest{Topic: topic})
+	w.check(err)
+	return t
+}
+
+// owner is the broker that serves the topic.
+func (w *town) owner() *process.Process {
+	w.Helper()
+	p := w.c.Broker(w.describe().GetBrokerUrl())
+	if p == nil {
+		w.Fatal("the topic's owner is none of this town's brokers")
+	}
+	return p
+}
+
+// openLedger returns the ledger that the topic is being written to, and its bookies.
+func (w *town) openLedger() (ledger *brokerv1.Ledger, bookies []*process.Process) {
+	w.Helper()
+	w.until("the topic has an open ledger", func() bool {
+		all, err := w.client.Admin().ListLedgers(w.ctx, &brokerv1.ListLedgersRequest{Topic: topic})
+		w.check(err)
+		for _, l := range all.GetLedgers() {
+			if l.GetState() == "OPEN" && len(l.GetFragments()) > 0 {
+				ledger = l
+			}
+		}
+		return ledger != nil
+	})
+	for _, s := range ledger.GetFragments()[len(ledger.GetFragments())-1].GetSlots() {
+		bookies = append(bookies, w.c.Bookie(s.GetBookie()))
+	}
+	return ledger, bookies
+}
+
+// until polls a condition that the processes bring about.
+func (w *town) until(what string, ok func() bool) {
+	w.Helper()
+	for !ok() {
+		select {
+		case <-w.ctx.Done():
+			w.Fatalf("waited for: %s", what)
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// throughout polls a condition that must hold for a time.
+func (w *town) throughout(d time.Duration, what string, ok func() bool) {
+	w.Helper()
+	for until := time.Now().Add(d); time.Now().Before(until); {
+		if !ok() {
+			w.Fatalf("did not hold: %s", what)
+		}
+		select {
+		case <-w.ctx.Done():
+			w.Fatal(w.ctx.Err())
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+func (w *town) metric(p *process.Process, name string) float64 {
+	w.Helper()
+	v, err := p.Metric(w.ctx, name)
+	w.check(err)
+	return v
+}
