@@ -105,7 +105,7 @@ func TestRestartEverything(t *testing.T) {
 // Every process is told to stop, all at once, and started again.
 func TestStopEverything(t *testing.T) {
 	t.Parallel()
-	w := settle(t, process.Config{})
+	w := settle(t, process.Config{BrokerArgs: []string{"--shutdown-timeout", "3s"}}) // they cannot hand over: nobody is left
 	run := w.load(nil)
 	w.more(run, 1000)
 	all := w.c.All()

@@ -69,11 +69,11 @@ func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	var dirs []string
 	for range 3 {
-		dirs = append(dirs, smallDisk(t, "160"))
+		dirs = append(dirs, smallDisk(t, "128"))
 	}
 	w := settle(t, process.Config{
 		BookieDir:  func(i int) string { return filepath.Join(dirs[i], "data") },
-		BookieArgs: []string{"--segment-mib", "8"},
+		BookieArgs: []string{"--segment-mib", "2"},
 	})
 	run := w.load(nil)
 	hasty := w.load(func(c *workload.Config) { c.Topic, c.Timeout, c.Rate = "hasty", time.Second, 100 })

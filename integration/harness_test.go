@@ -41,8 +41,9 @@ func prepare(t *testing.T, cfg process.Config) *town {
 	if cfg.Brokers == 0 {
 		cfg.Brokers = 2
 	}
+	// Small segments and ledgers make many of them; without housekeeping, what was consumed is still there to be read again.
 	cfg.BookieArgs = append([]string{"--segment-mib", "16"}, cfg.BookieArgs...)
-	cfg.BrokerArgs = append([]string{"--roll-mib", "1"}, cfg.BrokerArgs...)
+	cfg.BrokerArgs = append([]string{"--roll-mib", "1", "--housekeeping-interval", "1h"}, cfg.BrokerArgs...)
 	c, err := process.New(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -101,7 +101,7 @@ func (b *Book) Settle(t Tag, o Outcome, where Receipt) {
 	}
 }
 
-// Sent, Acknowledged, and Unsettled count messages of all producers.
+// Sent counts the messages of all producers.
 func (b *Book) Sent() (n uint64) {
 	for i := range b.accounts {
 		n += b.accounts[i].sent
@@ -113,6 +113,15 @@ func (b *Book) Sent() (n uint64) {
 func (b *Book) Acknowledged() (n uint64) {
 	for i := range b.accounts {
 		n += b.accounts[i].acked.count()
+	}
+	return n
+}
+
+// Unsettled counts messages that have no outcome yet.
+func (b *Book) Unsettled() (n uint64) {
+	for i := range b.accounts {
+		a := &b.accounts[i]
+		n += a.sent - a.acked.count() - a.refused.count() - a.unknown.count()
 	}
 	return n
 }

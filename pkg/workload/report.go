@@ -113,7 +113,7 @@ func (r Report) String() string {
 // Judge compares a reading, which should be complete, with what was sent. dedup tells that deduplication was on, so that
 // nothing may be stored twice.
 func (b *Book) Judge(r *Reading, dedup bool) Report {
-	out := Report{Redelivered: r.redelivered, StoredTwice: r.storedTwice, Received: r.Received()}
+	out := Report{Unsettled: b.Unsettled(), Redelivered: r.redelivered, StoredTwice: r.storedTwice, Received: r.Received()}
 	found := make(map[Kind]*Violation)
 	for k, v := range r.violations {
 		if k != StoredTwice || dedup {
@@ -127,7 +127,6 @@ func (b *Book) Judge(r *Reading, dedup bool) Report {
 		out.Acknowledged += acked
 		out.Refused += refused
 		out.Unknown += unknown
-		out.Unsettled += a.sent - acked - refused - unknown
 		out.Deduplicated += a.deduplicated
 		out.UnknownStored += a.unknown.and(read).count()
 		found = each(found, Lost, a.acked.minus(read), fmt.Sprintf("of producer %d", i))

@@ -320,11 +320,16 @@ type Watch struct {
 	stretch *Stretch
 }
 
-// Stop ends measuring and returns the longest stretch without an acknowledgement since Watch.
+// Stop ends measuring and returns the longest stretch without an acknowledgement since Watch. A stretch that has not
+// ended counts if some message waits.
 func (w *Watch) Stop() time.Duration {
 	w.run.mu.Lock()
 	defer w.run.mu.Unlock()
-	return w.run.stretches.Stop(w.stretch, time.Now())
+	now := time.Now()
+	if w.run.book.Unsettled() == 0 {
+		now = w.stretch.from
+	}
+	return w.run.stretches.Stop(w.stretch, now)
 }
 
 // StopProducing ends publishing; what is under way gets its outcome.

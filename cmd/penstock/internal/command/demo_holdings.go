@@ -151,7 +151,7 @@ func (d *demo) freshLedger(ctx context.Context) (*brokerv1.Ledger, error) {
 			return nil, err
 		}
 		if n := len(t.GetLedgers()); n > 0 {
-			if run := t.GetLedgers()[n-1]; run.GetState() == "OPEN" && run.GetBytes() < demoRollMiB<<20/8 {
+			if run := t.GetLedgers()[n-1]; run.GetState() == "OPEN" && (run.GetBytes() < demoRollMiB<<20/8 || d.published()) {
 				l, err := d.client.Admin().DescribeLedger(ctx, &brokerv1.DescribeLedgerRequest{Id: run.GetLedger()})
 				if err != nil {
 					return nil, err
