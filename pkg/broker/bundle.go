@@ -106,7 +106,7 @@ func (u *bundle) stateLog(ctx context.Context) (*statelog.Log, error) {
 func (u *bundle) moved(name string) *movedError {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return &movedError{topic: name, bundle: u.guard.Bundle, url: u.next}
+	return &movedError{topic: name, bundle: u.guard.Bundle, url: u.next, epoch: u.guard.Epoch + 1}
 }
 
 // open returns a topic of the bundle, opening it on first use. The opening goes on when ctx ends.

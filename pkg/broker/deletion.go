@@ -65,7 +65,7 @@ func (b *Broker) finishDeletion(ctx context.Context, record meta.Topic) error {
 	}
 	mine := false
 	for _, name := range partitionsOf(base, record) {
-		id, err := b.bundleOf(name)
+		id, err := b.bundleOf(ctx, name)
 		if err != nil {
 			return err
 		}

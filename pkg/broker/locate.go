@@ -46,8 +46,8 @@ func (b *Broker) record(ctx context.Context, base topicname.Name, create bool) (
 	if t, ok := b.deps.Cache.Topic(name); ok {
 		return checkDeleting(t)
 	}
-	if _, ok := b.deps.Cache.Namespace(base.NamespaceName()); !ok {
-		return meta.Topic{}, refuse(brokerv1.Code_CODE_NOT_FOUND, "topic %s: namespace %s does not exist: create it, or check the name (penstock namespace list)", name, base.NamespaceName())
+	if _, err := b.namespace(ctx, base.NamespaceName()); err != nil {
+		return meta.Topic{}, fmt.Errorf("find topic %s: %w", name, err)
 	}
 	t, err := b.deps.Meta.GetTopic(ctx, name)
 	if errors.Is(err, meta.ErrNotFound) {
@@ -98,12 +98,28 @@ func (b *Broker) resolve(ctx context.Context, text string, create bool) (resolve
 }
 
 // bundleOf returns the bundle of a topic or partition by its full name.
-func (b *Broker) bundleOf(name topicname.Name) (meta.BundleID, error) {
-	ns, ok := b.deps.Cache.Namespace(name.NamespaceName())
-	if !ok {
-		return "", refuse(brokerv1.Code_CODE_NOT_FOUND, "namespace %s does not exist", name.NamespaceName())
+func (b *Broker) bundleOf(ctx context.Context, name topicname.Name) (meta.BundleID, error) {
+	ns, err := b.namespace(ctx, name.NamespaceName())
+	if err != nil {
+		return "", err
 	}
 	return meta.BundleOf(ns, name.String()).ID, nil
+}
+
+// namespace returns a namespace from the watched cache. One that is not there is asked for in etcd, so that what was
+// created by another broker a moment ago is found.
+func (b *Broker) namespace(ctx context.Context, name string) (meta.Namespace, error) {
+	if ns, ok := b.deps.Cache.Namespace(name); ok {
+		return ns, nil
+	}
+	ns, err := b.deps.Meta.GetNamespace(ctx, name)
+	switch {
+	case errors.Is(err, meta.ErrNotFound):
+		return ns, refuse(brokerv1.Code_CODE_NOT_FOUND, "namespace %s does not exist: create it, or check the name (penstock namespace list)", name)
+	case err != nil:
+		return ns, fmt.Errorf("find namespace %s: %w", name, err)
+	}
+	return ns, b.deps.Cache.WaitRevision(ctx, ns.Rev) //nolint:wrapcheck // it says what it waited for
 }
 
 // topicFor returns a topic or partition that is served here, opening it if need be. It returns a *movedError when
@@ -122,7 +138,7 @@ func (b *Broker) topicFor(ctx context.Context, text string, create, producing bo
 
 // bundleFor returns the bundle of a topic, waiting up to locateWait if it is about to be served here.
 func (b *Broker) bundleFor(ctx context.Context, name topicname.Name) (*bundle, error) {
-	id, err := b.bundleOf(name)
+	id, err := b.bundleOf(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +171,7 @@ func (l *lookup) LookupTopic(ctx context.Context, req *brokerv1.LookupTopicReque
 	if err != nil {
 		return nil, statusError(err)
 	}
-	id, err := l.b.bundleOf(name)
+	id, err := l.b.bundleOf(ctx, name)
 	if err != nil {
 		return nil, statusError(err)
 	}

@@ -21,9 +21,18 @@ type pubsub struct {
 	b *Broker
 }
 
-// Ping answers a peer's pings.
+// Ping answers a peer's pings, until the peer goes or this broker has handed everything over.
 func (p *pubsub) Ping(stream brokerv1.PubSub_PingServer) error {
-	return servePing(p.b.cfg.Self.ID, p.b.draining.Load, stream)
+	ended := make(chan error, 1)
+	if !p.b.spawn(func() { ended <- servePing(p.b.cfg.Self.ID, p.b.draining.Load, stream) }) {
+		return nil
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-p.b.drained:
+		return nil
+	}
 }
 
 // publisher is one producer's stream. Two goroutines serve it: the receiver takes batches in, and waits for memory

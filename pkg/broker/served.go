@@ -141,7 +141,7 @@ func (t *servedTopic) movedError() *movedError {
 	default:
 	}
 	if m.url != t.u.b.cfg.Self.URL {
-		m.epoch = 0 // the next owner's is not known here
+		m.epoch++ // the next owner's at the least: a takeover raises it, and clients ignore what they know to be older
 	}
 	return m
 }

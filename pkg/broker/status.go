@@ -79,7 +79,7 @@ func codeOf(err error) (code brokerv1.Code, retryable bool) {
 	case errors.As(err, &badName), errors.As(err, &badFrame), errors.Is(err, meta.ErrInvalid),
 		errors.Is(err, cursor.ErrBeyondEnd), errors.Is(err, topic.ErrSequenceOverlap):
 		return brokerv1.Code_CODE_INVALID, false
-	case errors.As(err, &busy), errors.Is(err, meta.ErrExists):
+	case errors.As(err, &busy), errors.Is(err, meta.ErrExists), errors.Is(err, cursor.ErrStaleGeneration):
 		return brokerv1.Code_CODE_CONFLICT, false
 	case errors.As(err, &corrupt), errors.As(err, &damaged):
 		return brokerv1.Code_CODE_INTERNAL, false

@@ -14,6 +14,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,8 +77,14 @@ func Start(t testing.TB, options ...Option) *Cluster {
 	return &Cluster{t: t, sa: sa}
 }
 
-// URL is how clients reach the cluster.
-func (c *Cluster) URL() string { return c.sa.URL() }
+// URL is how clients reach the cluster: all its brokers.
+func (c *Cluster) URL() string {
+	var hosts []string
+	for _, n := range c.sa.Brokers() {
+		hosts = append(hosts, strings.TrimPrefix(n.URL(), broker.URLScheme))
+	}
+	return broker.URLScheme + strings.Join(hosts, ",")
+}
 
 // HTTP is the URL of probes and metrics.
 func (c *Cluster) HTTP() string { return c.sa.HTTP() }

