@@ -183,7 +183,7 @@ func (p *proxy) serve() {
 		if err != nil {
 			return
 		}
-		out, err := net.Dial("tcp", p.to) //nolint:noctx // loopback
+		out, err := net.Dial("tcp", p.to)
 		if err != nil {
 			_ = in.Close()
 			continue

@@ -92,7 +92,7 @@ func TestGarbageOnAnyPort(t *testing.T) {
 
 // attack sends input and half-closes; it fails if the server still holds the connection after patience.
 func attack(addr string, input []byte, patience time.Duration) error {
-	conn, err := net.Dial("tcp", addr) //nolint:noctx // loopback
+	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		return err
 	}

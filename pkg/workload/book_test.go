@@ -28,7 +28,7 @@ func (h *history) send(n int) {
 
 func (h *history) ack(numbers ...int) {
 	for _, n := range numbers {
-		h.book.Settle(h.tags[n], Acknowledged, Receipt{Offset: entry.Offset(n), Known: true}) //nolint:gosec // small
+		h.book.Settle(h.tags[n], Acknowledged, Receipt{Offset: entry.Offset(n), Known: true})
 	}
 }
 
@@ -38,7 +38,7 @@ func (h *history) get(numbers ...int) {
 	}
 }
 
-func (h *history) at(n, offset int) { h.read.Read(h.tags[n], 0, entry.Offset(offset)) } //nolint:gosec // small
+func (h *history) at(n, offset int) { h.read.Read(h.tags[n], 0, entry.Offset(offset)) }
 
 // Each planted fault is found, as what it is and nothing else; what is allowed is not found.
 func TestJudgeFindsPlantedFaults(t *testing.T) {

@@ -97,17 +97,17 @@ func (r Report) Count(k Kind) uint64 {
 
 // String sums the report up in a line.
 func (r Report) String() string {
-	s := fmt.Sprintf("sent %d, acknowledged %d, received %d, redelivered %d, stored twice %d",
-		r.Sent, r.Acknowledged, r.Received, r.Redelivered, r.StoredTwice)
+	parts := []string{fmt.Sprintf("sent %d, acknowledged %d, received %d, redelivered %d, stored twice %d",
+		r.Sent, r.Acknowledged, r.Received, r.Redelivered, r.StoredTwice)}
 	for _, x := range []struct {
 		name string
 		n    uint64
 	}{{"refused", r.Refused}, {"of unknown outcome", r.Unknown}, {"without outcome", r.Unsettled}} {
 		if x.n > 0 {
-			s += fmt.Sprintf(", %s %d", x.name, x.n)
+			parts = append(parts, fmt.Sprintf("%s %d", x.name, x.n))
 		}
 	}
-	return s
+	return strings.Join(parts, ", ")
 }
 
 // Judge compares a reading, which should be complete, with what was sent. dedup tells that deduplication was on, so that

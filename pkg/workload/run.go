@@ -118,7 +118,7 @@ func Start(ctx context.Context, c *client.Client, cfg Config) (*Run, error) {
 		receipts := make(chan sentMessage, receiptWindow)
 		r.published.Go(func() {
 			defer close(receipts)
-			r.publish(living, uint32(i), p, limiter, receipts) //nolint:gosec // a handful
+			r.publish(living, uint32(i), p, limiter, receipts)
 		})
 		r.published.Go(func() {
 			for s := range receipts {
@@ -161,7 +161,7 @@ type sentMessage struct {
 
 func (r *Run) publish(ctx context.Context, number uint32, p *client.Producer, limiter *rate.Limiter, receipts chan<- sentMessage) {
 	for n := uint64(0); r.cfg.Messages == 0 || n < r.cfg.Messages; n++ {
-		if limiter.Wait(r.producing) != nil {
+		if limiter.Wait(r.producing) != nil { //nolint:contextcheck // it is ctx's child
 			return
 		}
 		r.mu.Lock()

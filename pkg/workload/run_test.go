@@ -52,7 +52,7 @@ func TestRuns(t *testing.T) {
 			if watch.Stop() == 0 {
 				t.Error("no stretch without an acknowledgement")
 			}
-			want := max(uint64(max(cfg.Producers, 1))*cfg.Messages, 500) //nolint:gosec // small
+			want := max(uint64(max(cfg.Producers, 1))*cfg.Messages, 500)
 			if report.Err() != nil || report.Acknowledged < want || report.Sent != report.Acknowledged || cfg.Subscription != "" && report.Received != report.Sent {
 				t.Fatalf("%v\n%v", report, report.Err())
 			}

@@ -351,7 +351,7 @@ func (d *demo) verdict(r workload.Report, gaps demoGaps) error {
 
 // grouped writes a number for people: 20,000.
 func grouped(n uint64) string {
-	s := fmt.Sprintf("%d", n)
+	s := strconv.FormatUint(n, 10)
 	for i := len(s) - 3; i > 0; i -= 3 {
 		s = s[:i] + "," + s[i:]
 	}

@@ -101,7 +101,7 @@ func (h holdings) arrived() bool {
 				end = l.GetFragments()[i+1].GetFirstEntry()
 			}
 			for _, s := range f.GetSlots() {
-				want[s.GetBookie()] += uint64(max(0, end-f.GetFirstEntry())) //nolint:gosec // not below 0
+				want[s.GetBookie()] += uint64(max(0, end-f.GetFirstEntry()))
 			}
 		}
 		for bookie, entries := range want {
