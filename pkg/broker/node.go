@@ -90,7 +90,7 @@ type Node struct {
 	ended  error
 }
 
-// StartNode brings a broker up and returns when it takes requests. It waits for etcd as long as ctx lives. Errors:
+// StartNode brings a broker up and returns when it takes requests and others know of it. It waits for etcd as long as ctx lives. Errors:
 // *[ListenError], *meta.FeatureLevelError, ctx's.
 func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err error) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -126,8 +126,28 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 		return nil, err
 	}
 	n.serve(life)
+	if err := n.announced(ctx); err != nil {
+		return nil, err
+	}
 	n.log.Info("broker is up", "id", self.ID, "url", self.URL, "http", self.HTTP)
 	return n, nil
+}
+
+// announced waits until the broker is registered, so that others can be sent to it.
+func (n *Node) announced(ctx context.Context) error {
+	for {
+		changed := n.cache.Changed(meta.KindBrokers)
+		if n.broker.Ready() == nil {
+			return nil
+		}
+		select {
+		case <-changed:
+		case err := <-n.failed:
+			return err
+		case <-ctx.Done():
+			return fmt.Errorf("register broker: %w", ctx.Err())
+		}
+	}
 }
 
 // joinCluster makes sure that the cluster's records exist, telling once when etcd has to be waited for.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -102,6 +103,13 @@ func TestFailover(t *testing.T) {
 	publish(t, p, 1000, 1500)
 	next := cluster.StartBroker()
 	old := ownerOf(t, k, "orders")
+	for brokers := 0; brokers < 2; { // until the old one's watch has seen the new one too
+		r, err := k.Admin().ListBrokers(t.Context(), &brokerv1.ListBrokersRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		brokers = len(slices.DeleteFunc(r.GetBrokers(), func(b *brokerv1.BrokerInfo) bool { return b.GetUrl() != old && b.GetUrl() != next }))
+	}
 	cluster.StopBroker(old)
 	publish(t, p, 1500, 2000)
 	if now := ownerOf(t, k, "orders"); now != next {
