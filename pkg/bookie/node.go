@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/lease"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/ops"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -121,7 +122,7 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 	}
 	b.health = newHealth(env.FS, cfg.DataDir, cfg.ProbeInterval, b.lastStored, b.log)
 	if b.probes != nil {
-		b.http = newHTTP(b.health, env.Gatherer)
+		b.http = ops.New(ops.Probes{Live: b.health.live, Ready: b.health.ready}, env.Gatherer)
 		b.wg.Go(func() {
 			if err := b.http.Serve(b.probes); !errors.Is(err, http.ErrServerClosed) {
 				b.fail(fmt.Errorf("serve http: %w", err))
@@ -221,7 +222,7 @@ func (b *Bookie) settleLoss(ctx context.Context) error {
 
 // serve starts everything that runs until Shutdown.
 func (b *Bookie) serve(ctx context.Context, r *registrar, lost <-chan struct{}, info meta.BookieInfo) {
-	b.wg.Go(func() { //nolint:contextcheck // a server ends by Shutdown, which drains
+	b.wg.Go(func() {
 		if err := b.server.Serve(b.data); err != nil {
 			b.fail(err)
 		}

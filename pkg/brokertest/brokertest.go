@@ -52,10 +52,10 @@ type Cluster struct {
 }
 
 // Start brings a cluster up, and takes it down when the test ends. It fails the test if that is not possible.
-func Start(t testing.TB, options ...Option) *Cluster {
-	t.Helper()
+func Start(tb testing.TB, options ...Option) *Cluster {
+	tb.Helper()
 	cfg := config{
-		Config: standalone.Config{Dir: t.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", UnsafeNoFsync: true},
+		Config: standalone.Config{Dir: tb.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", UnsafeNoFsync: true},
 		log:    slog.New(slog.DiscardHandler),
 	}
 	for _, o := range options {
@@ -65,16 +65,16 @@ func Start(t testing.TB, options ...Option) *Cluster {
 	defer cancel()
 	sa, err := standalone.Start(ctx, cfg.Config, cfg.log)
 	if err != nil {
-		t.Fatalf("start cluster: %v", err)
+		tb.Fatalf("start cluster: %v", err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) //nolint:usetesting // t.Context has ended
 		defer cancel()
 		if err := sa.Close(ctx); err != nil {
-			t.Errorf("close cluster: %v", err)
+			tb.Errorf("close cluster: %v", err)
 		}
 	})
-	return &Cluster{t: t, sa: sa}
+	return &Cluster{t: tb, sa: sa}
 }
 
 // URL is how clients reach the cluster: all its brokers.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -38,7 +39,7 @@ func consume(t *testing.T, c *client.Consumer, from, to int) {
 		if err != nil {
 			t.Fatalf("receive %d: %v", i, err)
 		}
-		if string(d.Value) != fmt.Sprint(i) {
+		if string(d.Value) != strconv.Itoa(i) {
 			t.Fatalf("received %s, want %d", d.Value, i)
 		}
 		if i+1 == to {
