@@ -50,14 +50,47 @@ func frameOf(producer string, sequence uint64, value []byte) []byte {
 	}, value)
 }
 
-// The owner is stopped for longer than its lease lasts, and goes on afterwards: what it was sent before and after is not
-// acknowledged by it, and nothing is lost, repeated or reordered.
+// leaseTTL of brokers whose lease is to end within a test.
+const leaseTTL = 2 * time.Second
+
+// behindProxy makes a town whose first broker, which serves everything, reaches etcd through a line that can be cut.
+func behindProxy(t *testing.T) (*town, *proxy) {
+	t.Helper()
+	var line *proxy
+	w := prepare(t, process.Config{
+		BrokerArgs: []string{"--lease-ttl", leaseTTL.String()},
+		BrokerEtcd: func(i int, endpoints []string) []string {
+			if i > 0 {
+				return nil
+			}
+			line = newProxy(t, endpoints[0])
+			return []string{line.addr()}
+		},
+	})
+	for _, p := range append(w.c.Etcds, w.c.Bookies...) {
+		w.check(p.Launch())
+	}
+	w.check(w.c.Brokers[0].Start(w.ctx)) // alone at first, so that it owns everything
+	w.connect()
+	return w, line
+}
+
+// The owner is stopped for longer than its lease lasts, and goes on afterwards: what it was sent meanwhile is not
+// acknowledged by it, and nothing is lost, repeated or reordered. Once it hears from etcd when it wakes; once it hears
+// nothing, and only the bookies' fences tell it.
 func TestFrozenOwner(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
-	w := settle(t, process.Config{BrokerArgs: []string{"--lease-ttl", ttl.String()}})
+	for name, deaf := range map[string]bool{"etcd tells": false, "only fences tell": true} {
+		t.Run(name, func(t *testing.T) { frozenOwner(t, deaf) })
+	}
+}
+
+func frozenOwner(t *testing.T, deaf bool) {
+	t.Helper()
+	w, line := behindProxy(t)
 	run := w.load(nil)
 	w.more(run, 1000)
+	w.check(w.c.Brokers[1].Start(w.ctx))
 	zombie := w.owner()
 	stream, err := brokerv1.NewPubSubClient(w.dial(zombie)).Publish(w.ctx)
 	w.check(err)
@@ -72,6 +105,9 @@ func TestFrozenOwner(t *testing.T) {
 
 	watch := run.Watch()
 	w.check(zombie.Pause())
+	if deaf { // from now on: later, the news would lie in its socket
+		line.cut()
+	}
 	w.more(run, 500)
 	w.Logf("publish gap after SIGSTOP of the owner: %v", watch.Stop())
 	heir := w.owner()
@@ -83,7 +119,7 @@ func TestFrozenOwner(t *testing.T) {
 	w.check(stream.Send(&brokerv1.PublishRequest{Kind: &brokerv1.PublishRequest_Batch{
 		Batch: &brokerv1.Batch{Frame: frameOf("late", 0, []byte("written by a zombie"))},
 	}}))
-	w.throughout(ttl+time.Second, "the heir serves", func() bool { return heir.Running() })
+	w.throughout(leaseTTL+time.Second, "the heir serves", func() bool { return heir.Running() })
 	w.check(zombie.Resume())
 	for {
 		answer, err := stream.Recv()
@@ -96,6 +132,7 @@ func TestFrozenOwner(t *testing.T) {
 		}
 	}
 	w.more(run, 1000)
+	line.heal()
 	if w.owner() != heir {
 		t.Error("the topic moved to a broker that only came back")
 	}
@@ -107,24 +144,8 @@ func TestFrozenOwner(t *testing.T) {
 // back when etcd does.
 func TestOwnerCutOffFromEtcd(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
-	var line *proxy
-	w := prepare(t, process.Config{
-		BrokerArgs: []string{"--lease-ttl", ttl.String()},
-		BrokerEtcd: func(i int, endpoints []string) []string {
-			if i > 0 {
-				return nil
-			}
-			line = newProxy(t, endpoints[0])
-			return []string{line.addr()}
-		},
-	})
+	w, line := behindProxy(t)
 	cut, other := w.c.Brokers[0], w.c.Brokers[1]
-	for _, p := range append(w.c.Etcds, w.c.Bookies...) {
-		w.check(p.Launch())
-	}
-	w.check(cut.Start(w.ctx)) // alone at first, so that it owns everything
-	w.connect()
 	run := w.load(nil)
 	w.more(run, 1000)
 	w.check(other.Start(w.ctx))
