@@ -96,6 +96,12 @@ func TestJudgeFindsPlantedFaults(t *testing.T) {
 			h.at(1, 4)
 			h.at(2, 5)
 		}},
+		"acknowledged where it is stored the second time": {dup: true, play: func(h *history) {
+			h.ack(0, 1, 2)
+			h.get(0, 1, 2, 3)
+			h.book.Settle(h.tags[3], Acknowledged, Receipt{Offset: 4, Known: true})
+			h.at(3, 4)
+		}},
 		"reordered": {play: func(h *history) {
 			for i, n := range []int{0, 2, 1, 3} {
 				h.book.Settle(h.tags[n], Acknowledged, Receipt{})

@@ -130,6 +130,8 @@ func (b *Book) Judge(r *Reading, dedup bool) Report {
 		out.Deduplicated += a.deduplicated
 		out.UnknownStored += a.unknown.and(read).count()
 		found = each(found, Lost, a.acked.minus(read), fmt.Sprintf("of producer %d", i))
+		strayed := r.producers[i].strayed.minus(r.producers[i].twice)
+		found = each(found, Misplaced, strayed, fmt.Sprintf("of producer %d, read elsewhere than acknowledged", i))
 		found = each(found, Phantom, a.refused.and(read), fmt.Sprintf("of producer %d, refused and read", i))
 	}
 	for _, n := range slices.Sorted(maps.Keys(r.partitions)) {
