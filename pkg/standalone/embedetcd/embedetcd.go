@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -58,6 +59,7 @@ type Server struct {
 	etcd      *embed.Etcd
 	client    *clientv3.Client
 	endpoints []string
+	closing   atomic.Bool
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -93,13 +95,14 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	ec.GRPCKeepAliveMinTime = time.Second
 	ec.WatchProgressNotifyInterval = 5 * time.Second
 	ec.UnsafeNoFsync = cfg.UnsafeNoFsync
-	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&slogCore{log: cfg.Log}))
+	s := &Server{}
+	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&slogCore{log: cfg.Log, closing: &s.closing}))
 
 	etcd, err := embed.StartEtcd(ec)
 	if err != nil {
 		return nil, fmt.Errorf("start etcd in %s: %w", cfg.Dir, err)
 	}
-	s := &Server{etcd: etcd}
+	s.etcd = etcd
 	select {
 	case <-etcd.Server.ReadyNotify():
 	case err := <-etcd.Err():
@@ -149,6 +152,7 @@ func (s *Server) Err() <-chan error { return s.etcd.Err() }
 // Close closes the client and stops the server, and waits for both. The data stays. It may be called again.
 func (s *Server) Close() error {
 	s.closeOnce.Do(func() {
+		s.closing.Store(true)
 		if s.client != nil {
 			s.closeErr = s.client.Close()
 		}

@@ -1,0 +1,292 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-mq/penstock/pkg/brokertest"
+	"github.com/penstock-mq/penstock/pkg/client"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write golden files anew")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type result struct {
+	code     int
+	out, err string
+}
+
+func run(t *testing.T, stdin string, args ...string) result {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code := Main(t.Context(), "test", args, strings.NewReader(stdin), &out, &errOut)
+	return result{code, out.String(), errOut.String()}
+}
+
+func mustRun(t *testing.T, stdin string, args ...string) string {
+	t.Helper()
+	r := run(t, stdin, args...)
+	if r.code != exitOK {
+		t.Fatalf("penstock %s: exit %d: %s", strings.Join(args, " "), r.code, r.err)
+	}
+	return r.out
+}
+
+func TestFirstFiveMinutes(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	mustRun(t, "hello\nworld\n", "produce", "orders", "-q", url)
+	mustRun(t, "", "produce", "orders", "-q", "-m", "again", "--key", "k", url)
+	if got := mustRun(t, "", "consume", "orders", "-s", "demo", "--from", "earliest", "-n", "2", url); got != "hello\nworld\n" {
+		t.Fatalf("consumed %q", got)
+	}
+	var m consumedMessage
+	line := mustRun(t, "", "consume", "orders", "-s", "demo", "-n", "1", "-o", "jsonl", url)
+	if err := json.Unmarshal([]byte(line), &m); err != nil || m.Value != "again" || m.Key != "k" || m.Offset != 2 {
+		t.Fatalf("consumed %s: %v", line, err)
+	}
+	if got := mustRun(t, "", "topic", "list", "-o", "name", url); got != "public/default/orders\n" {
+		t.Fatalf("topics %q", got)
+	}
+	if got := mustRun(t, "", "subscription", "why", "orders", "demo", url); !strings.HasPrefix(got, "no-consumers: ") {
+		t.Fatalf("why: %q", got)
+	}
+	mustRun(t, "", "subscription", "seek", "orders", "demo", "--to", "offset=1", url)
+	if got := mustRun(t, "", "consume", "orders", "-s", "demo", "-n", "1", url); got != "world\n" {
+		t.Fatalf("consumed %q after seeking", got)
+	}
+	mustRun(t, "", "subscription", "delete", "orders", "demo", "--yes", url)
+	mustRun(t, "", "topic", "delete", "orders", "--yes", url)
+}
+
+func TestLoadIsCounted(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	r := run(t, "", "produce", "load", "--count", "500", "--size", "64", "--compression", "zstd", url)
+	if r.code != exitOK || !strings.HasPrefix(r.err, "500 acknowledged in ") {
+		t.Fatalf("exit %d: %s", r.code, r.err)
+	}
+	lines := strings.Split(strings.TrimSpace(mustRun(t, "", "consume", "load", "-s", "s", "--from", "earliest", "-n", "500", url)), "\n")
+	if len(lines) != 500 || len(lines[7]) != 64 || !strings.HasPrefix(lines[7], "7.") {
+		t.Fatalf("%d lines, the eighth is %q", len(lines), lines[7])
+	}
+}
+
+// Exit codes are an interface: scripts decide by them.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t)
+	url := "--url=" + cluster.URL()
+	mustRun(t, "", "topic", "create", "busy", url)
+	p, err := cluster.Client().Producer(t.Context(), "busy", client.WithProducerName("p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Publish(t.Context(), &client.Message{Value: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"unknown command":    {[]string{"topci"}, exitUsage, `did you mean "topic"?`},
+		"unknown subcommand": {[]string{"topic", "lst"}, exitUsage, `did you mean "list"?`},
+		"unknown flag":       {[]string{"topic", "list", "--outptu", "json"}, exitUsage, "did you mean --output?"},
+		"unknown format":     {[]string{"topic", "list", "-o", "xml", url}, exitUsage, `unknown output format "xml"`},
+		"missing argument":   {[]string{"topic", "create"}, exitUsage, "takes 1 argument"},
+		"bad name":           {[]string{"topic", "create", "a b", url}, exitUsage, `"a b"`},
+		"unknown type":       {[]string{"consume", "busy", "-s", "s", "--type", "shard", url}, exitUsage, `did you mean "shared"?`},
+		"bad start":          {[]string{"consume", "busy", "-s", "s", "--from", "yesterday", url}, exitUsage, "earliest"},
+		"bad quorum":         {[]string{"namespace", "create", "public/n", "--ensemble", "2", "--write-quorum", "3", url}, exitUsage, "write quorum"},
+		"unknown topic":      {[]string{"topic", "describe", "nothing", url}, exitNotFound, "does not exist"},
+		"unknown ledger":     {[]string{"ledger", "describe", "4711", url}, exitNotFound, "4711"},
+		"topic in use":       {[]string{"topic", "delete", "busy", "--yes", url}, exitRefused, "--force"},
+		"no terminal to ask": {[]string{"topic", "delete", "busy", url}, exitUsage, "--yes"},
+		"exists already":     {[]string{"topic", "create", "busy", url}, exitFailed, "exists"},
+		"nobody there":       {[]string{"topic", "list", "--url", "penstock://127.0.0.1:1", "--timeout", "300ms"}, exitUnreachable, "127.0.0.1:1"},
+		"not a URL":          {[]string{"topic", "list", "--url", "http://x"}, exitUsage, "want penstock"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := run(t, "", c.args...)
+			if r.code != c.code || !strings.Contains(r.err, c.want) {
+				t.Errorf("penstock %s: exit %d, %q; want exit %d with %q", strings.Join(c.args, " "), r.code, r.err, c.code, c.want)
+			}
+			if strings.Count(r.err, "\n") != 1 {
+				t.Errorf("the error is not one line: %q", r.err)
+			}
+		})
+	}
+}
+
+// volatile is what differs from run to run.
+var volatile = regexp.MustCompile(`(127\.0\.0\.1:\d+)|([0-9a-f]{8}-[0-9a-f-]{27})|("(free|total)Bytes": \d+)|("started": "[^"]*")|("sync": "[^"]*")|("lagSeconds": [0-9.e-]+)`)
+
+// JSON is an interface too: fields are only added.
+func TestJSONIsGolden(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	mustRun(t, "", "topic", "create", "parts", "--partitions", "2", url)
+	mustRun(t, "a\nb\n", "produce", "orders", "-q", "--producer-name", "p", url)
+	mustRun(t, "", "consume", "orders", "-s", "demo", "--from", "earliest", "-n", "2", url)
+	mustRun(t, "", "tenant", "create", "acme", url)
+	mustRun(t, "", "namespace", "create", "acme/web", "--retention-time", "1h", "--backlog-action", "evict", "--bundles", "1", url)
+	for name, args := range map[string][]string{
+		"topic-list":            {"topic", "list"},
+		"topic-describe":        {"topic", "describe", "orders"},
+		"subscription-list":     {"subscription", "list", "orders"},
+		"subscription-describe": {"subscription", "describe", "orders", "demo"},
+		"namespace-get":         {"namespace", "get", "acme/web"},
+		"tenant-list":           {"tenant", "list"},
+		"broker-list":           {"broker", "list"},
+		"bookie-list":           {"bookie", "list"},
+		"ledger-list":           {"ledger", "list", "--topic", "orders"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got := volatile.ReplaceAllStringFunc(mustRun(t, "", append(args, "-o", "json", url)...), func(s string) string {
+				if i := strings.Index(s, ":"); strings.HasPrefix(s, `"`) && i > 0 {
+					return s[:i+1] + ` "VARIES"`
+				}
+				return "VARIES"
+			})
+			path := filepath.Join("testdata", name+".json")
+			if *rewrite {
+				if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("penstock %s -o json changed; if fields were only added, run the test with -rewrite\ngot:\n%s\nwant:\n%s", strings.Join(args, " "), got, want)
+			}
+			yaml := mustRun(t, "", append(args, "-o", "yaml", url)...)
+			if !strings.HasPrefix(yaml, "apiVersion: penstock/v1\nkind: ") {
+				t.Errorf("YAML begins %q", yaml[:min(60, len(yaml))])
+			}
+			for _, format := range []string{"table", "wide", "jsonl", "name"} {
+				if out := mustRun(t, "", append(args, "-o", format, url)...); out == "" {
+					t.Errorf("-o %s prints nothing", format)
+				}
+			}
+		})
+	}
+}
+
+func TestContexts(t *testing.T) {
+	url := brokertest.Start(t).URL()
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	t.Setenv(urlVariable, "")
+	mustRun(t, "", "context", "set", "here", url)
+	mustRun(t, "", "context", "set", "nowhere", "penstock://127.0.0.1:1")
+	mustRun(t, "", "topic", "list") // the first one set is current
+	mustRun(t, "", "context", "use", "nowhere")
+	if r := run(t, "", "topic", "list", "--timeout", "200ms"); r.code != exitUnreachable {
+		t.Fatalf("exit %d: %s", r.code, r.err)
+	}
+	t.Setenv(urlVariable, url) // the environment wins over the context
+	mustRun(t, "", "topic", "list")
+	if r := run(t, "", "context", "use", "her"); r.code != exitUsage || !strings.Contains(r.err, `did you mean "here"?`) {
+		t.Fatalf("exit %d: %s", r.code, r.err)
+	}
+	mustRun(t, "", "context", "delete", "nowhere")
+	if got := mustRun(t, "", "context", "list", "-o", "name"); got != "here\n" {
+		t.Fatalf("contexts %q", got)
+	}
+}
+
+func TestStandaloneSaysReadyOnce(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := &ready{found: make(chan struct{})}
+	done := make(chan int, 1)
+	go func() {
+		done <- Main(ctx, "test", []string{
+			"standalone", "--data-dir", t.TempDir(), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+		}, strings.NewReader(""), out, os.Stderr)
+	}()
+	select {
+	case <-out.found:
+	case code := <-done:
+		t.Fatalf("ended with %d before it was ready", code)
+	}
+	cancel()
+	if code := <-done; code != exitOK {
+		t.Fatalf("exit %d", code)
+	}
+	if n := strings.Count(out.text.String(), " ready in "); n != 1 {
+		t.Fatalf("%d lines with ready:\n%s", n, &out.text)
+	}
+}
+
+// ready closes found when " ready " was written.
+type ready struct {
+	text  bytes.Buffer
+	found chan struct{}
+	once  bool
+}
+
+func (r *ready) Write(p []byte) (int, error) {
+	r.text.Write(p)
+	if !r.once && strings.Contains(r.text.String(), " ready in ") {
+		r.once = true
+		close(r.found)
+	}
+	return len(p), nil
+}
+
+func TestStandaloneRefusesBadSettings(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"no bookies":   {"--bookies", "0"},
+		"address":      {"--listen", "nonsense"},
+		"port in use":  {"--listen", strings.TrimPrefix(brokertest.Start(t).URL(), "penstock://"), "--http", "127.0.0.1:0", "--data-dir", t.TempDir()},
+		"config":       {"--config", "/nonexistent.yaml"},
+		"unknown flag": {"--bookeis", "3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := run(t, "", append([]string{"standalone"}, args...)...)
+			if r.code != exitUsage || strings.Count(strings.TrimSpace(r.err), "\n") > 0 {
+				t.Errorf("exit %d: %q, want 2 and one line", r.code, r.err)
+			}
+		})
+	}
+}
+
+func TestParseStart(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for text, want := range map[string]client.Position{
+		"earliest":             client.Earliest(),
+		"latest":               client.Latest(),
+		"offset=7":             client.AtOffset(7),
+		"90m":                  client.AtTime(now.Add(-90 * time.Minute)),
+		"2026-01-01T00:00:00Z": client.AtTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+	} {
+		if got, err := parseStart(text, now); err != nil || got != want {
+			t.Errorf("%q is %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "offset=-1", "-5m", "1:2:3:4", "tomorrow"} {
+		if got, err := parseStart(text, now); err == nil {
+			t.Errorf("%q is %v", text, got)
+		}
+	}
+}
