@@ -3,120 +3,72 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
-	"math"
 	"os"
-	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/spf13/cobra"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
+	"github.com/spf13/pflag"
 
+	"github.com/penstock-mq/penstock/cmd/internal/daemon"
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/bookie"
-	"github.com/penstock-mq/penstock/pkg/lease"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
-	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
-// The exit codes.
-const (
-	exitOK      = 0
-	exitFailed  = 1
-	exitUsage   = 2
-	exitRefused = 5
-)
+// exitRefused: the data directory is not what it should be.
+const exitRefused = 5
+
+// maxSegmentMiB is what fits the four bytes of a record's place.
+const maxSegmentMiB = 4095
 
 // options are the settings of the program.
 type options struct {
+	daemon.Common
+
 	id, dataDir                          string
-	etcd                                 []string
-	cluster                              string
 	listen, grpcListen, http, advertise  string
 	zone, hostLabel                      string
-	leaseTTL                             time.Duration
 	segmentMiB, inFlightMiB              int64
 	cacheMiB, indexMiB, compactMiBPerSec int64
 	lowWatermark, highWatermark          float64
 	gcInterval, gcGrace                  time.Duration
-	shutdownTimeout                      time.Duration
-	logLevel, logFormat                  string
 }
 
-// run is the program, apart from signals: it returns when ctx has ended and everything is stopped, or when it failed.
+// run is the program, apart from signals.
 func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	var o options
-	cmd := &cobra.Command{
-		Use:           "bookie",
-		Short:         "Run a Penstock storage node",
-		Long:          "Run a Penstock storage node: one data directory on one disk. Each flag is also an environment variable (--data-dir: PENSTOCK_DATA_DIR) and a key of the file that --config names.",
-		Version:       version,
-		Args:          cobra.NoArgs,
-		SilenceErrors: true,
-		SilenceUsage:  true,
-		RunE: func(cmd *cobra.Command, _ []string) error { //nolint:contextcheck // the command has run's context
-			if err := settings.Load(cmd.Flags()); err != nil {
-				return err
-			}
-			if err := o.validate(); err != nil {
-				return err
-			}
-			if settings.PrintWanted(cmd.Flags()) {
-				return settings.Print(out, cmd.Flags())
-			}
-			return o.serve(cmd.Context(), errOut)
-		},
-	}
-	o.addFlags(cmd)
-	cmd.SetArgs(args)
-	cmd.SetOut(out)
-	cmd.SetErr(errOut)
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &settings.UsageError{Err: err} })
-	err := cmd.ExecuteContext(ctx)
-	if err == nil {
-		return exitOK
-	}
-	fmt.Fprintf(errOut, "bookie: %s\n", strings.ReplaceAll(err.Error(), "\n", " "))
-	return exitCode(err)
+	return daemon.Program{
+		Name: "bookie", Short: "Run a Penstock storage node", Long: "Run a Penstock storage node: one data directory on one disk.",
+		Version: version, Common: &o.Common, AddFlags: o.addFlags, Validate: o.validate, Serve: o.serve, ExitCode: exitCode,
+	}.Run(ctx, args, out, errOut)
 }
 
 func exitCode(err error) int {
-	var usage *settings.UsageError
 	var listen *bookie.ListenError
 	var identity *bookie.IdentityError
 	switch {
-	case errors.As(err, &usage), errors.As(err, &listen), errors.Is(err, meta.ErrInvalid), strings.HasPrefix(err.Error(), "unknown command"):
-		return exitUsage
+	case errors.As(err, &listen):
+		return daemon.ExitUsage
 	case errors.As(err, &identity):
 		return exitRefused
 	}
-	return exitFailed
+	return daemon.ExitFailed
 }
 
-func (o *options) addFlags(cmd *cobra.Command) {
+func (o *options) addFlags(f *pflag.FlagSet) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
-	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.id, "bookie-id", host, "name of this bookie, unique in the cluster and for good")
 	f.StringVar(&o.dataDir, "data-dir", "bookie-data", "directory of the data, on a disk of its own")
-	f.StringSliceVar(&o.etcd, "etcd", []string{"127.0.0.1:2379"}, "etcd endpoints")
-	f.StringVar(&o.cluster, "cluster", "penstock", "name of the cluster in etcd")
 	f.StringVar(&o.listen, "listen", ":7651", "address of the data path")
 	f.StringVar(&o.grpcListen, "grpc-listen", ":7652", "address of control calls; empty: none")
 	f.StringVar(&o.http, "http", ":8081", "address of probes, metrics and profiles; empty: none")
 	f.StringVar(&o.advertise, "advertise", "", "host, or host:port of the data path, under which others reach this bookie")
 	f.StringVar(&o.zone, "zone", "", "zone that it stands in; placement spreads over zones")
 	f.StringVar(&o.hostLabel, "host-label", host, "host that it stands on; no two copies go to one host")
-	f.DurationVar(&o.leaseTTL, "lease-ttl", 5*time.Second, "after how long without a sign of life the bookie counts as gone")
 	f.Int64Var(&o.segmentMiB, "segment-mib", 256, "size of a segment file")
 	f.Int64Var(&o.inFlightMiB, "in-flight-mib", 128, "adds read and not yet stored, over all connections")
 	f.Int64Var(&o.cacheMiB, "cache-mib", 64, "newest entries kept in memory")
@@ -126,97 +78,28 @@ func (o *options) addFlags(cmd *cobra.Command) {
 	f.Float64Var(&o.highWatermark, "high-watermark", 0.95, "use of the disk from which on only recovery writes")
 	f.DurationVar(&o.gcInterval, "gc-interval", time.Minute, "pause between two looks for ledgers to delete")
 	f.DurationVar(&o.gcGrace, "gc-grace", 10*time.Minute, "how long a ledger that went elsewhere is kept")
-	f.DurationVar(&o.shutdownTimeout, "shutdown-timeout", 10*time.Second, "how long to answer what was received before stopping")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	f.StringVar(&o.logFormat, "log-format", "text", "text or json")
-	settings.AddFlags(f)
 }
 
 func (o *options) validate() error {
-	positive := func(name string, v int64) error {
-		if v <= 0 || v > math.MaxInt64>>20 {
-			return settings.Usagef("--%s is %d: want a number above 0", name, v)
-		}
-		return nil
-	}
-	required := func(name, v string) error {
+	for name, v := range map[string]string{"bookie-id": o.id, "data-dir": o.dataDir, "listen": o.listen, "host-label": o.hostLabel} {
 		if v == "" {
 			return settings.Usagef("--%s is empty", name)
 		}
-		return nil
 	}
 	if o.lowWatermark <= 0 || o.lowWatermark > o.highWatermark || o.highWatermark > 1 {
 		return settings.Usagef("--low-watermark is %v and --high-watermark %v: want 0 < low ≤ high ≤ 1", o.lowWatermark, o.highWatermark)
 	}
-	if strings.Contains(o.cluster, "/") {
-		return settings.Usagef("--cluster is %q: want a name without /", o.cluster)
+	if o.segmentMiB > maxSegmentMiB {
+		return settings.Usagef("--segment-mib is %d: want at most %d", o.segmentMiB, maxSegmentMiB)
 	}
-	if len(o.etcd) == 0 {
-		return settings.Usagef("--etcd is empty: name at least one endpoint")
-	}
-	if o.logFormat != "text" && o.logFormat != "json" {
-		return settings.Usagef("--log-format is %q: want text or json", o.logFormat)
-	}
-	if o.leaseTTL < time.Second {
-		return settings.Usagef("--lease-ttl is %v: want at least 1s", o.leaseTTL)
-	}
-	if o.segmentMiB > 4095 {
-		return settings.Usagef("--segment-mib is %d: want at most 4095", o.segmentMiB)
-	}
-	return firstOf(
-		required("bookie-id", o.id), required("data-dir", o.dataDir), required("cluster", o.cluster), required("listen", o.listen),
-		required("host-label", o.hostLabel),
-		positive("segment-mib", o.segmentMiB), positive("in-flight-mib", o.inFlightMiB), positive("cache-mib", o.cacheMiB),
-		positive("index-mib", o.indexMiB), positive("compact-mib-per-second", o.compactMiBPerSec),
-		positive("gc-interval", int64(o.gcInterval)), positive("gc-grace", int64(o.gcGrace)),
-		positive("shutdown-timeout", int64(o.shutdownTimeout)), validLevel(o.logLevel),
-	)
-}
-
-func firstOf(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func validLevel(s string) error {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(s)); err != nil {
-		return settings.Usagef("--log-level is %q: want debug, info, warn or error", s)
-	}
-	return nil
-}
-
-func (o *options) logger(w io.Writer) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(o.logLevel)) // validated
-	handler := &slog.HandlerOptions{Level: level}
-	if o.logFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, handler))
-	}
-	return slog.New(slog.NewTextHandler(w, handler))
+	return daemon.Positive(map[string]int64{
+		"segment-mib": o.segmentMiB, "in-flight-mib": o.inFlightMiB, "cache-mib": o.cacheMiB, "index-mib": o.indexMiB,
+		"compact-mib-per-second": o.compactMiBPerSec, "gc-interval": int64(o.gcInterval), "gc-grace": int64(o.gcGrace),
+	})
 }
 
 // serve runs the bookie until ctx ends or its disk fails.
-func (o *options) serve(ctx context.Context, errOut io.Writer) error {
-	log := o.logger(errOut)
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: o.etcd, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
-		MaxCallRecvMsgSize: math.MaxInt32, Logger: zap.NewNop(),
-	})
-	if err != nil {
-		return settings.Usagef("--etcd is %q: %w", strings.Join(o.etcd, ","), err)
-	}
-	defer client.Close()
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	store := meta.New(client, o.cluster, log)
-	if err := store.Register(registry); err != nil {
-		return fmt.Errorf("register metrics: %w", err)
-	}
+func (o *options) serve(ctx context.Context, env daemon.Env) error {
 	b, err := bookie.Start(ctx, bookie.Config{
 		ID: o.id, DataDir: o.dataDir, Listen: o.listen, GRPCListen: o.grpcListen, HTTPListen: o.http,
 		Advertise: o.advertise, Zone: o.zone, HostLabel: o.hostLabel, Version: version,
@@ -227,30 +110,13 @@ func (o *options) serve(ctx context.Context, errOut io.Writer) error {
 		Server: bookie.ServerConfig{InFlightBytes: o.inFlightMiB << 20},
 		GC:     bookie.GCConfig{Interval: o.gcInterval, Grace: o.gcGrace},
 	}, bookie.Env{
-		Meta: store, FS: vfs.OS(), Log: log, Registerer: registry, Gatherer: registry,
-		NewSession: func(ctx context.Context) (*lease.Session, error) {
-			return lease.NewSession(ctx, client, o.leaseTTL, log)
-		},
+		Meta: env.Meta, FS: vfs.OS(), Log: env.Log, Registerer: env.Registry, Gatherer: env.Registry, NewSession: env.NewSession,
 	})
 	if err != nil {
-		if ctx.Err() != nil && !isRefusal(err) {
+		if ctx.Err() != nil && exitCode(err) == daemon.ExitFailed {
 			return nil // told to stop before it was up
 		}
-		return err
+		return err //nolint:wrapcheck // it says what the bookie could not do
 	}
-	var failure error
-	select {
-	case <-ctx.Done():
-		log.Info("stopping")
-	case failure = <-b.Failed():
-		log.Error("cannot go on", slog.Any("error", failure))
-	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.shutdownTimeout)
-	defer cancel()
-	if err := b.Shutdown(stop); failure == nil && err != nil {
-		failure = err
-	}
-	return failure
+	return o.Await(ctx, env.Log, b.Failed(), b.Shutdown)
 }
-
-func isRefusal(err error) bool { return exitCode(err) != exitFailed }

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/penstock-mq/penstock/cmd/internal/daemon"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 )
@@ -85,7 +86,7 @@ func TestBadInputIsOneLineAndExit2(t *testing.T) {
 		"impossible listen": {append(localFlags("busy", t.TempDir()), "--http", "nowhere"), "nowhere"},
 	} {
 		code, out, errOut := try(t, c.args...)
-		if code != exitUsage || out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, c.want) {
+		if code != daemon.ExitUsage || out != "" || strings.Count(errOut, "\n") != 1 || !strings.Contains(errOut, c.want) {
 			t.Errorf("%s: exit %d, stdout %q, stderr %q", name, code, out, errOut)
 		}
 	}
@@ -94,7 +95,7 @@ func TestBadInputIsOneLineAndExit2(t *testing.T) {
 func TestPrintConfigReadsBack(t *testing.T) {
 	t.Parallel()
 	code, out, _ := try(t, "--print-config", "--zone", "z9", "--gc-grace", "7m")
-	if code != exitOK || !strings.Contains(out, "zone: z9") {
+	if code != daemon.ExitOK || !strings.Contains(out, "zone: z9") {
 		t.Fatalf("exit %d: %s", code, out)
 	}
 	file := filepath.Join(t.TempDir(), "c.yaml")
@@ -102,7 +103,7 @@ func TestPrintConfigReadsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, again, errOut := try(t, "--print-config", "--config", file)
-	if code != exitOK || again != out {
+	if code != daemon.ExitOK || again != out {
 		t.Fatalf("exit %d: %s%s", code, again, errOut)
 	}
 }
@@ -136,7 +137,7 @@ func TestServeStopAndRefuse(t *testing.T) {
 		}
 	}
 	cancel()
-	if code := <-done; code != exitOK || errOut.Len() > 0 {
+	if code := <-done; code != daemon.ExitOK || errOut.Len() > 0 {
 		t.Fatalf("exit %d: %s", code, errOut.String())
 	}
 	code, _, text := try(t, localFlags("life", t.TempDir())...)
@@ -153,7 +154,7 @@ func TestStopsWhileWaitingForEtcd(t *testing.T) {
 	var errOut bytes.Buffer
 	flags := append(localFlags("dead", t.TempDir()), "--etcd", "127.0.0.1:1")
 	flags[1] = "127.0.0.1:1"
-	if code := run(ctx, flags, &bytes.Buffer{}, &errOut); code != exitOK || errOut.Len() > 0 {
+	if code := run(ctx, flags, &bytes.Buffer{}, &errOut); code != daemon.ExitOK || errOut.Len() > 0 {
 		t.Fatalf("exit %d: %s", code, errOut.String())
 	}
 }
