@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"path/filepath"
 	"sync"
 	"time"
@@ -111,6 +112,11 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 		log = slog.New(slog.DiscardHandler)
 	}
 	cfg = cfg.withDefaults()
+	for what, addr := range map[string]string{"clients": cfg.Listen, "http": cfg.HTTPListen} {
+		if err := checkPort(ctx, what, addr); err != nil {
+			return nil, err
+		}
+	}
 	c := &Cluster{
 		cfg: cfg, log: log, registry: prometheus.NewRegistry(), bookies: make([]*bookie.Bookie, cfg.Bookies),
 		failed: make(chan error, 1), done: make(chan struct{}),
@@ -139,6 +145,16 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 		return nil, fmt.Errorf("write and read the first message: %w", err)
 	}
 	return c, nil
+}
+
+// checkPort finds out that a port is taken before anything else is started.
+func checkPort(ctx context.Context, what, addr string) error {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return &broker.ListenError{What: what, Addr: addr, Err: err}
+	}
+	return l.Close() //nolint:wrapcheck // nothing was accepted on it
 }
 
 // startAll starts bookies and brokers side by side.
