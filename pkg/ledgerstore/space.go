@@ -69,7 +69,9 @@ func (s *Store) measure() (State, error) {
 		used = 1 - float64(u.Free)/float64(u.Total)
 	}
 	switch {
-	case used >= s.cfg.HighRatio:
+	case used >= s.cfg.HighRatio, u.Free < uint64(s.cfg.SegmentSize):
+		// Without room for another segment the next roll would find the disk full, whatever the ratio says, and the
+		// state would go to and fro between what the disk says and what the log meets.
 		return Full, nil
 	case used >= s.cfg.LowRatio:
 		return ReadOnly, nil

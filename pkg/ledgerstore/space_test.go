@@ -83,6 +83,28 @@ func TestWatermarks(t *testing.T) {
 	})
 }
 
+// Between the watermarks, but without room for one more segment, the disk is full already: the state must not go to and
+// fro between what the ratio says and what the next roll meets.
+func TestNoRoomForASegmentIsFull(t *testing.T) {
+	t.Parallel()
+	disk := &diskWith{FS: vfs.NewMem()}
+	cfg := small()
+	cfg.Spares = 0
+	disk.usage = vfs.Usage{Total: uint64(cfg.SegmentSize) * 10, Free: uint64(cfg.SegmentSize) - 1}
+	s := openStore(t, cfg, disk)
+	if got := s.State(); got != Full {
+		t.Fatalf("state is %v with less than a segment free", got)
+	}
+	disk.mu.Lock()
+	disk.usage.Free++
+	disk.mu.Unlock()
+	s.look()
+	if got, err := s.measure(); err != nil || got != ReadOnly {
+		t.Fatalf("measured %v, %v with a segment free", got, err)
+	}
+	closeStore(t, s)
+}
+
 // The disk has no byte left. Adds are refused, nothing is lost, and what must go on goes on out of the reserve.
 func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 	t.Parallel()
