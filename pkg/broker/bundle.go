@@ -102,11 +102,15 @@ func (u *bundle) stateLog(ctx context.Context) (*statelog.Log, error) {
 	}
 }
 
-// moved says where a topic of the bundle is to be looked for, once the bundle is not served here any more.
+// moved says where a topic of the bundle is to be looked for: here again, unless the bundle is not served here any more.
 func (u *bundle) moved(name string) *movedError {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return &movedError{topic: name, bundle: u.guard.Bundle, url: u.next, epoch: u.guard.Epoch + 1}
+	m := &movedError{topic: name, bundle: u.guard.Bundle, url: u.next, epoch: u.guard.Epoch}
+	if u.closing {
+		m.epoch++ // the next owner's at the least: a takeover raises it
+	}
+	return m
 }
 
 // open returns a topic of the bundle, opening it on first use. The opening goes on when ctx ends.

@@ -132,16 +132,15 @@ func (t *servedTopic) drop(next string) {
 	t.finish(next)
 }
 
-// movedError says where the topic went. It may be called before done is closed, when that is not known yet.
+// movedError says where the topic went. It may be called before done is closed, when that is not known yet. Only a
+// bundle that goes to another broker gets a higher epoch: a client takes every answer with a lower one than it was
+// told for an old one, so that a topic which is merely closed, or deleted, must not promise one.
 func (t *servedTopic) movedError() *movedError {
-	m := &movedError{topic: t.name.String(), bundle: t.u.guard.Bundle, epoch: t.u.guard.Epoch}
+	m := t.u.moved(t.name.String())
 	select {
 	case <-t.done:
 		m.url = t.next
 	default:
-	}
-	if m.url != t.u.b.cfg.Self.URL {
-		m.epoch++ // the next owner's at the least: a takeover raises it, and clients ignore what they know to be older
 	}
 	return m
 }
