@@ -27,6 +27,10 @@ type bundle struct {
 	end  context.CancelFunc
 	run  sync.WaitGroup
 
+	// opening ends before life: once the bundle is about to go, what is not open yet is the next owner's to open.
+	opening     context.Context //nolint:containedctx // likewise
+	stopOpening context.CancelFunc
+
 	stateReady chan struct{} // closed once state is set
 	state      *statelog.Log
 
@@ -46,6 +50,7 @@ type slot struct {
 func newBundle(b *Broker, g meta.Guard) *bundle {
 	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}}
 	u.life, u.end = context.WithCancel(b.life)
+	u.opening, u.stopOpening = context.WithCancel(u.life)
 	u.run.Go(u.keepState)
 	return u
 }
@@ -55,21 +60,21 @@ func newBundle(b *Broker, g meta.Guard) *bundle {
 func (u *bundle) keepState() {
 	pause := openPauseMin
 	for {
-		log, err := statelog.Open(u.life, u.b.stateEnv, u.guard, u.guard.Bundle, statelog.Config{Replication: u.b.stateReplication(u.guard.Bundle)})
+		log, err := statelog.Open(u.opening, u.b.stateEnv, u.guard, u.guard.Bundle, statelog.Config{Replication: u.b.stateReplication(u.guard.Bundle)})
 		if err == nil {
 			u.state = log
 			close(u.stateReady)
 			break
 		}
 		switch {
-		case u.life.Err() != nil:
+		case u.opening.Err() != nil:
 			return
 		case lostOwnership(err):
 			u.b.owner.Fenced(u.guard)
 			return
 		}
 		u.b.log.Warn("state log of bundle could not be opened; trying again", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "pause", pause, "error", err)
-		if !sleep(u.life, pause) {
+		if !sleep(u.opening, pause) {
 			return
 		}
 		pause = min(2*pause, openPauseMax)
@@ -95,7 +100,7 @@ func (u *bundle) stateLog(ctx context.Context) (*statelog.Log, error) {
 	select {
 	case <-u.stateReady:
 		return u.state, nil
-	case <-u.life.Done():
+	case <-u.opening.Done():
 		return nil, u.moved(string(u.guard.Bundle))
 	case <-ctx.Done():
 		return nil, unavailable("open state log of bundle", string(u.guard.Bundle), ctx.Err())
@@ -157,12 +162,14 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 		return nil, err //nolint:wrapcheck // it names the policy
 	}
 	t := &servedTopic{u: u, resolved: r, producers: map[*publisher]struct{}{}, done: make(chan struct{})}
+	t.inUse, t.retire = context.WithCancel(u.life)
 	t.subs.init(t)
-	t.log, err = topic.Open(u.life, u.b.topicEnv, u.guard, r.chain(), topic.Config{
+	t.log, err = topic.Open(u.opening, u.b.topicEnv, u.guard, r.chain(), topic.Config{
 		Replication: replication, RollBytes: u.b.cfg.RollBytes, RollAge: u.b.cfg.RollAge, OpenNow: producing,
 		Snapshots: &snapshots{t: t},
 	})
 	if err != nil {
+		t.retire()
 		return nil, err //nolint:wrapcheck // chain.Open says what failed
 	}
 	return t, nil
@@ -190,7 +197,7 @@ func (u *bundle) opened() []*servedTopic {
 	return out
 }
 
-// shut lets nothing new in, and waits for what is being opened.
+// shut lets nothing new in, and stops what is being opened.
 func (u *bundle) shut(next string) []*servedTopic {
 	u.mu.Lock()
 	u.closing, u.next = true, next
@@ -199,6 +206,7 @@ func (u *bundle) shut(next string) []*servedTopic {
 		slots = append(slots, s)
 	}
 	u.mu.Unlock()
+	u.stopOpening()
 	topics := make([]*servedTopic, 0, len(slots))
 	for _, s := range slots {
 		<-s.ready
@@ -209,8 +217,10 @@ func (u *bundle) shut(next string) []*servedTopic {
 	return topics
 }
 
-// handOver closes topics and state log in good order, then tells clients to go to next.
+// handOver closes topics and state log in good order, then tells clients to go to next. When ctx ends first, what is
+// left is dropped.
 func (u *bundle) handOver(ctx context.Context, next string) {
+	defer context.AfterFunc(ctx, u.end)() // openings too end with it
 	var closing sync.WaitGroup
 	for _, t := range u.shut(next) {
 		closing.Go(func() { t.close(ctx, next) })
@@ -225,6 +235,7 @@ func (u *bundle) handOver(ctx context.Context, next string) {
 	}
 	u.end()
 	u.run.Wait()
+	u.dropState()
 }
 
 // drop lets go of everything at once: another broker has the bundle, or the process ends.
@@ -237,6 +248,11 @@ func (u *bundle) drop(next string) {
 		t.drop(next)
 	}
 	u.run.Wait()
+	u.dropState()
+}
+
+// dropState shuts the state log down, if it was opened; nobody opens it any more.
+func (u *bundle) dropState() {
 	select {
 	case <-u.stateReady:
 		u.state.Shutdown()

@@ -22,16 +22,25 @@ func (b *Broker) keepHouse(ctx context.Context) {
 		}
 		for _, u := range b.all() {
 			for _, t := range u.opened() {
-				t.tidy(u.life) //nolint:contextcheck // not beyond the bundle's life
+				if ctx.Err() != nil {
+					return
+				}
+				t.tidy(ctx)
 			}
 		}
 	}
 }
 
-// tidy looks after one topic. What fails is tried again next time.
+// tidy looks after one topic, unless it is no longer served, and until then. What fails is tried again next time.
 func (t *servedTopic) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
+	t.tidying.Lock()
+	defer t.tidying.Unlock()
+	defer context.AfterFunc(t.inUse, cancel)()
+	if t.inUse.Err() != nil {
+		return
+	}
 	policies := t.u.b.policies(t.name.NamespaceName())
 	for _, step := range []struct {
 		what string

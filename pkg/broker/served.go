@@ -38,6 +38,12 @@ type servedTopic struct {
 	done chan struct{}
 	next string
 
+	// inUse ends when the end of serving begins. Housekeeping holds tidying, and nothing of it is under way afterwards:
+	// the topic may be open again soon, under the same epoch.
+	inUse   context.Context //nolint:containedctx // a part of the topic's life
+	retire  context.CancelFunc
+	tidying sync.Mutex
+
 	mu        sync.Mutex
 	stopped   bool
 	producers map[*publisher]struct{}
@@ -91,12 +97,15 @@ func (t *servedTopic) setRefusing(err error) {
 // begin starts the end of serving; it reports false when that was begun before.
 func (t *servedTopic) begin() bool {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.stopped {
-		return false
-	}
+	first := !t.stopped
 	t.stopped = true
-	return true
+	t.mu.Unlock()
+	if first {
+		t.retire()
+		t.tidying.Lock()   // until housekeeping has left
+		t.tidying.Unlock() //nolint:staticcheck // likewise
+	}
+	return first
 }
 
 // finish tells every stream where to go.

@@ -86,6 +86,16 @@ func (c *Cluster) URL() string {
 	return broker.URLScheme + strings.Join(hosts, ",")
 }
 
+// BrokerURLs are the URLs of all brokers in the order of their start, those that were stopped or killed included.
+func (c *Cluster) BrokerURLs() []string {
+	brokers := c.sa.Brokers()
+	urls := make([]string, len(brokers))
+	for i, n := range brokers {
+		urls[i] = n.URL()
+	}
+	return urls
+}
+
 // HTTP is the URL of probes and metrics.
 func (c *Cluster) HTTP() string { return c.sa.HTTP() }
 

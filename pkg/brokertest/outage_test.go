@@ -1,0 +1,49 @@
+package brokertest_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/broker"
+	"github.com/penstock-mq/penstock/pkg/brokertest"
+	"github.com/penstock-mq/penstock/pkg/client"
+)
+
+// A broker ends, in good order or not, while what it is opening, or looks after, cannot go on for lack of bookies.
+func TestABrokerEndsWithoutBookies(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"kill", "stop"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			cluster := brokertest.Start(t, brokertest.WithBookies(3), brokertest.WithBrokers(2),
+				brokertest.WithBrokerConfig(broker.Config{RollBytes: 4 << 10, HousekeepingEvery: 5 * time.Millisecond}))
+			k := cluster.Client()
+			publish(t, producer(t, k, "orders", client.WithProducerName("p"), client.WithDedup()), 0, 100)
+			first := ownerOf(t, k, "orders")
+			for i := range 3 {
+				cluster.StopBookie(i)
+			}
+			cluster.KillBroker(first)
+			next := cluster.BrokerURLs()[0]
+			if next == first {
+				next = cluster.BrokerURLs()[1]
+			}
+			// The last owner's ledger cannot be recovered now.
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if d, err := k.Admin().DescribeTopic(ctx, &brokerv1.DescribeTopicRequest{Topic: "orders"}); err == nil {
+				t.Fatalf("opened without bookies: %v", d)
+			}
+			if how == "kill" {
+				cluster.KillBroker(next)
+			} else {
+				cluster.StopBroker(next)
+			}
+			for i := range 3 {
+				cluster.StartBookie(i)
+			}
+		})
+	}
+}
