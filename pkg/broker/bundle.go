@@ -38,6 +38,8 @@ type bundle struct {
 	closing bool // no topic is opened any more
 	next    string
 	topics  map[string]*slot // by full name of topic or partition
+	// unsettled are subscriptions of topics that are no longer served, as long as they may still be written.
+	unsettled map[string][]*subscription
 }
 
 // slot is a topic that is being opened, or is open.
@@ -48,7 +50,7 @@ type slot struct {
 }
 
 func newBundle(b *Broker, g meta.Guard) *bundle {
-	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}}
+	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}, unsettled: map[string][]*subscription{}}
 	u.life, u.end = context.WithCancel(b.life)
 	u.opening, u.stopOpening = context.WithCancel(u.life)
 	u.run.Go(u.keepState)
@@ -177,11 +179,33 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 
 // forget removes a topic that is no longer served, if it is still the one in its slot.
 func (u *bundle) forget(t *servedTopic) {
+	unsettled := t.subs.unsettled()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if s, ok := u.topics[t.name.String()]; ok && s.t == t {
-		delete(u.topics, t.name.String())
+	name := t.name.String()
+	if s, ok := u.topics[name]; ok && s.t == t {
+		delete(u.topics, name)
 	}
+	if len(unsettled) > 0 {
+		u.unsettled[name] = append(u.unsettled[name], unsettled...)
+	}
+}
+
+// settle waits until nothing is being written any more of the subscriptions of a topic that was served before: who loads
+// them earlier would miss what is on its way, and write over it.
+func (u *bundle) settle(ctx context.Context, name string) error {
+	u.mu.Lock()
+	subs := u.unsettled[name]
+	u.mu.Unlock()
+	for _, s := range subs {
+		if s.settled(ctx); ctx.Err() != nil {
+			return unavailable("load subscriptions of topic", name, ctx.Err())
+		}
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.unsettled, name) // the topic that asks is open: nothing was added meanwhile
+	return nil
 }
 
 // opened returns the topics that are open now.

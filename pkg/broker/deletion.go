@@ -111,7 +111,7 @@ func (t *servedTopic) delete(ctx context.Context) error {
 	if !t.begin() {
 		return t.movedError()
 	}
-	t.subs.drop()
+	t.subs.close(ctx)
 	err := t.forgetState(ctx)
 	if err == nil {
 		err = t.log.Delete(ctx)

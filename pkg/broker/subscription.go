@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/statelog"
+	"github.com/penstock-mq/penstock/pkg/topic"
 )
 
 // recordRoom is what a group of cursor records leaves free in a state-log entry for owner and framing.
@@ -35,6 +36,7 @@ type subscription struct {
 	idle     chan struct{} // closed when the flush under way ends; nil without one
 	failed   error         // the state log refused: nothing is confirmed any more
 	deleted  bool
+	ended    bool // the topic is not served any more: what the log has of the subscription is another cursor's to change
 
 	// attaching guards who consumes; it is held while a consumer comes or goes, and taken before mu.
 	attaching sync.Mutex
@@ -114,8 +116,47 @@ func (s *subscription) refusal() error {
 		return refuse(brokerv1.Code_CODE_NOT_FOUND, "subscription %s of %s was deleted", s.name, s.t.name)
 	case s.failed != nil:
 		return fmt.Errorf("subscription %s of %s: %w", s.name, s.t.name, s.failed)
+	case s.ended:
+		return fmt.Errorf("subscription %s of %s: %w", s.name, s.t.name, topic.ErrClosed)
 	}
 	return nil
+}
+
+// end refuses changes from now on. What was taken in before goes on being written.
+func (s *subscription) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+}
+
+// occupy waits until no flush is under way, and keeps others from beginning: whoever occupies the log writes alone, and
+// calls leave afterwards. It fails when no changes are taken any more.
+func (s *subscription) occupy(ctx context.Context) error {
+	for {
+		s.settled(ctx)
+		s.mu.Lock()
+		err := s.refusal()
+		if err == nil && s.flushing {
+			err = ctx.Err()
+			if err == nil {
+				s.mu.Unlock()
+				continue
+			}
+			err = unavailable("write state of subscription", s.name, err)
+		}
+		if err == nil {
+			s.flushing, s.idle = true, make(chan struct{})
+		}
+		s.mu.Unlock()
+		return err
+	}
+}
+
+// leave ends a flush or an occupation. The lock is held.
+func (s *subscription) leave() {
+	s.flushing = false
+	close(s.idle)
+	s.idle = nil
 }
 
 // startFlush has pending changes written, unless that is under way. The lock is held.
@@ -126,9 +167,7 @@ func (s *subscription) startFlush() {
 	s.flushing = true
 	s.idle = make(chan struct{})
 	if !s.t.u.b.spawn(s.flush) {
-		s.flushing = false
-		close(s.idle)
-		s.idle = nil
+		s.leave()
 	}
 }
 
@@ -138,9 +177,7 @@ func (s *subscription) flush() {
 		s.mu.Lock()
 		batch, ok := s.cur.Take()
 		if !ok || s.failed != nil {
-			s.flushing = false
-			close(s.idle)
-			s.idle = nil
+			s.leave()
 			s.mu.Unlock()
 			return
 		}
@@ -207,7 +244,7 @@ func (t *servedTopic) stateRecords(records []cursor.Record) []statelog.Record {
 	return out
 }
 
-// settled waits until no flush is under way.
+// settled waits until no flush is under way, as long as ctx lasts.
 func (s *subscription) settled(ctx context.Context) {
 	for {
 		s.mu.Lock()

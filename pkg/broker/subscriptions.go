@@ -63,6 +63,9 @@ func (s *subscriptions) load(ctx context.Context) error {
 		s.mu.Lock()
 		s.loading = nil
 		close(done)
+		if err == nil && s.ended {
+			err = s.t.movedError() // what was read may be another cursor's by now
+		}
 		if err == nil {
 			s.loaded, s.byName, s.damaged = true, found, damaged
 		}
@@ -74,6 +77,9 @@ func (s *subscriptions) load(ctx context.Context) error {
 func (s *subscriptions) read(ctx context.Context) (found map[string]*subscription, damaged, err error) {
 	log, err := s.t.u.stateLog(ctx)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.t.u.settle(ctx, s.t.name.String()); err != nil {
 		return nil, nil, err
 	}
 	live, err := log.Load(ctx, s.t.stateOwner())
@@ -196,12 +202,10 @@ func (s *subscriptions) remove(ctx context.Context, name string, force bool) err
 	if connected > 0 && !force {
 		return refuse(brokerv1.Code_CODE_REFUSED, "subscription %s of %s has %d consumers: disconnect them, or use --force", name, s.t.name, connected)
 	}
-	sub.settled(ctx)
-	sub.mu.Lock()
-	if err := sub.refusal(); err != nil {
-		sub.mu.Unlock()
+	if err := sub.occupy(ctx); err != nil { // a flush that overtook the deletion would leave pages behind that nobody owns
 		return err
 	}
+	sub.mu.Lock()
 	sub.deleted = true
 	records := sub.cur.Delete()
 	waiting := sub.waiting
@@ -212,7 +216,11 @@ func (s *subscriptions) remove(ctx context.Context, name string, force bool) err
 		w.done(gone)
 	}
 	sub.disconnect(gone)
-	if err := sub.write(records, (cursor.Batch{Records: records}).Split); err != nil {
+	err = sub.write(records, (cursor.Batch{Records: records}).Split)
+	sub.mu.Lock()
+	sub.leave()
+	sub.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -314,6 +322,7 @@ func (s *subscriptions) end() []*subscription {
 		r.Close()
 	}
 	for _, sub := range subs {
+		sub.end()
 		sub.attaching.Lock()
 		runner := sub.runner
 		sub.attaching.Unlock()
@@ -325,14 +334,32 @@ func (s *subscriptions) end() []*subscription {
 }
 
 // close stops delivery and waits until what was acknowledged is durable.
-func (s *subscriptions) close(ctx context.Context) {
-	for _, sub := range s.end() {
+func (s *subscriptions) close(ctx context.Context) { s.settle(ctx, s.end()) }
+
+func (s *subscriptions) settle(ctx context.Context, subs []*subscription) {
+	for _, sub := range subs {
 		sub.settled(ctx)
 	}
 }
 
-// drop stops delivery at once. Acknowledgements under way end with the state log.
+// drop stops delivery at once. Acknowledgements under way end with the state log; if the topic is opened again before,
+// its subscriptions are loaded when they have ended.
 func (s *subscriptions) drop() { s.end() }
+
+// unsettled returns the subscriptions that are still being written.
+func (s *subscriptions) unsettled() []*subscription {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []*subscription
+	for _, sub := range s.byName {
+		sub.mu.Lock()
+		if sub.flushing {
+			out = append(out, sub)
+		}
+		sub.mu.Unlock()
+	}
+	return out
+}
 
 // source reads a topic for one dispatch.
 type source struct {
@@ -361,10 +388,13 @@ func (s *source) Read(ctx context.Context, from, until entry.Offset, maxBytes in
 	return out, s.r.Offset(), nil
 }
 
-// forgetTopic deletes what the state log has of the topic.
+// forgetState deletes what the state log has of the topic, once nothing of it is being written any more.
 func (t *servedTopic) forgetState(ctx context.Context) error {
 	log, err := t.u.stateLog(ctx)
 	if err != nil {
+		return err
+	}
+	if err := t.u.settle(ctx, t.name.String()); err != nil {
 		return err
 	}
 	return deleteState(ctx, log, t.stateOwner())

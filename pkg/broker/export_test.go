@@ -1,0 +1,26 @@
+package broker
+
+import (
+	"context"
+
+	"github.com/penstock-mq/penstock/pkg/cursor"
+	"github.com/penstock-mq/penstock/pkg/entry"
+)
+
+// Acker returns a function that acknowledges one offset in the subscription as it is open now, as a consumer's stream
+// does, and waits until that is durable.
+func (n *Node) Acker(ctx context.Context, topic, name string) (func(context.Context, entry.Offset) error, error) {
+	t, err := n.broker.topicFor(ctx, topic, false, false)
+	if err != nil {
+		return nil, err
+	}
+	s, err := t.subs.get(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, o entry.Offset) error {
+		return s.wait(ctx, func(c *cursor.Cursor) (cursor.Ticket, error) {
+			return c.Ack(c.Generation(), t.log.Next(), cursor.Range{First: o, End: o + 1})
+		})
+	}, nil
+}

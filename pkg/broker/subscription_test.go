@@ -1,0 +1,69 @@
+package broker_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/standalone"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+// A stream of before a topic was closed must not change what the topic's subscriptions have in the state log since: its
+// cursor knows nothing of theirs.
+func TestASubscriptionOfAClosedTopicTakesNoAcknowledgements(t *testing.T) {
+	t.Parallel()
+	cluster, err := standalone.Start(t.Context(), standalone.Config{
+		Dir: t.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 16 << 20, UnsafeNoFsync: true,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cluster.Close(context.WithoutCancel(t.Context())) })
+	k, err := client.Connect(t.Context(), cluster.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = k.Close(t.Context()) }()
+	p, err := k.Producer(t.Context(), "orders")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		if _, err := p.Publish(t.Context(), &client.Message{Value: []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	admin := k.Admin()
+	_, err = admin.CreateSubscription(t.Context(), &brokerv1.CreateSubscriptionRequest{Topic: "orders", Subscription: "s", Start: client.Earliest().Start()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ackers := make([]func(entry.Offset) error, 2)
+	for i := range ackers {
+		ack, err := cluster.Brokers()[0].Acker(t.Context(), "orders", "s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ackers[i] = func(o entry.Offset) error { return ack(t.Context(), o) }
+		if err := ackers[i](entry.Offset(3 + 2*i)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := admin.UnloadTopic(t.Context(), &brokerv1.UnloadTopicRequest{Topic: "orders"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, ack := range ackers {
+		if err := ack(7); !errors.Is(err, topic.ErrClosed) {
+			t.Errorf("acknowledgement %d of before the topic was closed: %v, want %v", i, err, topic.ErrClosed)
+		}
+	}
+	d, err := admin.DescribeSubscription(t.Context(), &brokerv1.DescribeSubscriptionRequest{Topic: "orders", Subscription: "s"})
+	if err != nil || d.GetSubscription().GetBacklog() != 8 {
+		t.Fatalf("subscription %v, %v, want a backlog of 8", d, err)
+	}
+}
