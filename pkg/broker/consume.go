@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -274,6 +275,9 @@ func (c *consumer) acknowledge(ack *brokerv1.Ack) error {
 		if c.kind == brokerv1.SubscriptionType_SUBSCRIPTION_TYPE_SHARED {
 			return invalid("subscription %s is shared: cumulative acknowledgement would take other consumers' messages", c.sub.name)
 		}
+		if ack.GetCumulative() == ^uint64(0) {
+			return invalid("cumulative acknowledgement of offset %d, which no topic reaches", ack.GetCumulative())
+		}
 		ranges = append(ranges, cursor.Range{First: c.sub.floor(), End: entry.Offset(ack.GetCumulative()) + 1})
 	}
 	var done func(error)
@@ -444,7 +448,7 @@ func wireDelivery(d *dispatch.Delivery) *brokerv1.DeliveredEntry {
 func clipText(s string) string {
 	const most = 256
 	if len(s) > most {
-		return s[:most]
+		s = strings.ToValidUTF8(s[:most], "") // a character may be cut in two, which no answer could carry
 	}
 	return s
 }

@@ -361,21 +361,28 @@ func (s *subscription) remember(retries []dispatch.Retry) {
 	}, nil)
 }
 
-// seek moves the subscription. Its consumers are told to come again: what they hold was delivered before the move.
+// seek moves the subscription, and waits until that is durable. Its consumers are told to come again at once: what they
+// hold was delivered before the move, and delivery follows the cursor, whether anybody waits for the log or not.
 func (s *subscription) seek(ctx context.Context, to entry.Offset) error {
-	err := s.wait(ctx, func(c *cursor.Cursor) (cursor.Ticket, error) { return c.Seek(to), nil })
+	done := make(chan error, 1)
+	err := s.change(func(c *cursor.Cursor) (cursor.Ticket, error) { return c.Seek(to), nil }, func(err error) { done <- err })
 	if err != nil {
 		return err
 	}
 	s.attaching.Lock()
-	defer s.attaching.Unlock()
 	if s.runner != nil {
 		s.runner.Seek(to)
 	}
 	for c := range s.consumers {
 		c.stop(refuse(brokerv1.Code_CODE_UNAVAILABLE, "subscription %s of %s was moved to offset %d", s.name, s.t.name, to))
 	}
-	return nil
+	s.attaching.Unlock()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return unavailable("move subscription", s.name, ctx.Err())
+	}
 }
 
 // disconnect ends every consumer's stream and the dispatch.
