@@ -159,6 +159,11 @@ func (u *bundle) fill(s *slot, r resolved, producing bool) {
 }
 
 func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
+	// The record was found before the slot was taken. If the topic was deleted in between, opening it would store what
+	// nobody finds again; if it is deleted from now on, the slot is found.
+	if err := u.b.stillThere(u.opening, r); err != nil {
+		return nil, err
+	}
 	replication, err := u.b.policies(r.name.NamespaceName()).Replication(u.b.cfg.Replication)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it names the policy

@@ -24,3 +24,19 @@ func (n *Node) Acker(ctx context.Context, topic, name string) (func(context.Cont
 		})
 	}, nil
 }
+
+// Opener finds a topic, as a request does, and returns a function that opens what was found.
+func (n *Node) Opener(ctx context.Context, topic string) (func(context.Context) error, error) {
+	r, err := n.broker.resolve(ctx, topic, false)
+	if err != nil {
+		return nil, err
+	}
+	u, err := n.broker.bundleFor(ctx, r.name)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) error {
+		_, err := u.open(ctx, r, true)
+		return err
+	}, nil
+}

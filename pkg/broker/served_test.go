@@ -13,10 +13,9 @@ import (
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
 
-// A stream of before a topic was closed must not change what the topic's subscriptions have in the state log since: its
-// cursor knows nothing of theirs.
-func TestASubscriptionOfAClosedTopicTakesNoAcknowledgements(t *testing.T) {
-	t.Parallel()
+// start brings a cluster of one broker up, and connects to it.
+func start(t *testing.T) (*standalone.Cluster, *client.Client) {
+	t.Helper()
 	cluster, err := standalone.Start(t.Context(), standalone.Config{
 		Dir: t.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 16 << 20, UnsafeNoFsync: true,
 	}, nil)
@@ -28,7 +27,15 @@ func TestASubscriptionOfAClosedTopicTakesNoAcknowledgements(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = k.Close(t.Context()) }()
+	t.Cleanup(func() { _ = k.Close(context.WithoutCancel(t.Context())) })
+	return cluster, k
+}
+
+// A stream of before a topic was closed must not change what the topic's subscriptions have in the state log since: its
+// cursor knows nothing of theirs.
+func TestASubscriptionOfAClosedTopicTakesNoAcknowledgements(t *testing.T) {
+	t.Parallel()
+	cluster, k := start(t)
 	p, err := k.Producer(t.Context(), "orders")
 	if err != nil {
 		t.Fatal(err)
@@ -65,5 +72,42 @@ func TestASubscriptionOfAClosedTopicTakesNoAcknowledgements(t *testing.T) {
 	d, err := admin.DescribeSubscription(t.Context(), &brokerv1.DescribeSubscriptionRequest{Topic: "orders", Subscription: "s"})
 	if err != nil || d.GetSubscription().GetBacklog() != 8 {
 		t.Fatalf("subscription %v, %v, want a backlog of 8", d, err)
+	}
+}
+
+// What was found before a topic was deleted must not open it afterwards: messages would go where nobody finds them.
+func TestADeletedTopicIsNotOpenedAgain(t *testing.T) {
+	t.Parallel()
+	cluster, k := start(t)
+	admin := k.Admin()
+	if _, err := admin.CreateTopic(t.Context(), &brokerv1.CreateTopicRequest{Topic: "orders"}); err != nil {
+		t.Fatal(err)
+	}
+	var open []func(context.Context) error
+	for range 2 {
+		if _, err := admin.DescribeTopic(t.Context(), &brokerv1.DescribeTopicRequest{Topic: "orders"}); err != nil {
+			t.Fatal(err)
+		}
+		o, err := cluster.Brokers()[0].Opener(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, o)
+		if _, err := admin.DeleteTopic(t.Context(), &brokerv1.DeleteTopicRequest{Topic: "orders", Force: true}); err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range open {
+			if err := o(t.Context()); err == nil {
+				t.Fatalf("topic %d was opened after it was deleted", i)
+			}
+		}
+		if _, err := admin.CreateTopic(t.Context(), &brokerv1.CreateTopicRequest{Topic: "orders"}); err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range open {
+			if err := o(t.Context()); err == nil {
+				t.Fatalf("topic %d was opened after another one took its name", i)
+			}
+		}
 	}
 }
