@@ -182,12 +182,23 @@ func (c *consumer) Send(deliveries []dispatch.Delivery) {
 		for _, r := range d.Skip {
 			messages -= int64(r.Len())
 		}
-		c.credit.queued(messages, int64(len(d.Frame)))
+		c.credit.queued(messages, roomOf(&d))
 		c.out = append(c.out, outgoing{delivery: d})
 	}
+	full := c.credit.full()
 	c.mu.Unlock()
 	c.signal()
+	if full {
+		back := c.runner.Withdraw(c.id)
+		c.mu.Lock()
+		n := c.credit.withdrawn(back)
+		c.mu.Unlock()
+		c.permit(n)
+	}
 }
+
+// roomOf is what a delivery that waits counts for.
+func roomOf(d *dispatch.Delivery) int64 { return int64(len(d.Frame)) + entryRoom }
 
 // Active tells a Failover consumer whether entries come to it.
 func (c *consumer) Active(active bool) {
@@ -416,10 +427,10 @@ func (c *consumer) sendAll(out []outgoing) error {
 		bytes := int64(0)
 		for ; i < len(out) && out[i].other == nil; i++ {
 			d := &out[i].delivery
-			if n := len(deliver.GetEntries()); n > 0 && (n == maxDeliverEntries || bytes+int64(len(d.Frame)) > maxDeliverBytes) {
+			if n := len(deliver.GetEntries()); n > 0 && (n == maxDeliverEntries || bytes+roomOf(d) > maxDeliverBytes) {
 				break
 			}
-			bytes += int64(len(d.Frame))
+			bytes += roomOf(d)
 			deliver.Entries = append(deliver.Entries, wireDelivery(d))
 		}
 		if err := c.stream.Send(&brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Deliver{Deliver: deliver}}); err != nil {

@@ -3,9 +3,13 @@ package broker
 // sendWindow is how many bytes of frames may wait in a consumer's stream, about.
 const sendWindow = 8 << 20
 
+// entryRoom is what an entry that waits takes beside its frame, about.
+const entryRoom = 128
+
 // credit turns a client's permits, which count messages, into permits for dispatch that keep the bytes waiting in the
 // stream bounded: a slow client with large messages and generous permits must not fill the broker's memory. It learns
-// the size of messages as they go by, and before it has, allows a few.
+// the size of messages as they go by, and before it has, allows a few. Where it guessed too low, because larger messages
+// followed small ones, full says that what was allowed has to be taken back.
 type credit struct {
 	held    int64   // permits of the client not passed on
 	ahead   int64   // permits passed on and not used
@@ -36,6 +40,16 @@ func (c *credit) queued(messages, bytes int64) {
 // sent says that bytes left the stream, and returns how many permits to pass on.
 func (c *credit) sent(bytes int64) uint32 {
 	c.waiting -= bytes
+	return c.grant()
+}
+
+// full says that more waits in the stream than should.
+func (c *credit) full() bool { return c.waiting > sendWindow }
+
+// withdrawn says that n permits were taken back from dispatch, and returns how many to pass on all the same.
+func (c *credit) withdrawn(n uint64) uint32 {
+	c.held += int64(n)
+	c.ahead -= int64(n)
 	return c.grant()
 }
 

@@ -188,6 +188,17 @@ func (b *base) Permits(id ConsumerID, n uint32) {
 	}
 }
 
+// Withdraw implements [Core].
+func (b *base) Withdraw(id ConsumerID) uint64 {
+	c := b.find(id)
+	if c == nil || c.permits <= 0 {
+		return 0
+	}
+	n := uint64(c.permits)
+	c.permits = 0
+	return n
+}
+
 // DataAvailable implements [Core].
 func (b *base) DataAvailable(end entry.Offset) { b.end = max(b.end, end) }
 

@@ -198,6 +198,8 @@ type Core interface {
 	ConsumerRemoved(id ConsumerID, now time.Time)
 	// Permits allows n more messages to a consumer.
 	Permits(id ConsumerID, n uint32)
+	// Withdraw takes back what a consumer has not used of its permits, and returns how many those are.
+	Withdraw(id ConsumerID) uint64
 	// DataAvailable says that the topic goes on until end.
 	DataAvailable(end entry.Offset)
 	// Acked says that ranges are acknowledged in the cursor; id is whose acknowledgement it was, 0 if unknown.

@@ -157,6 +157,12 @@ func (r *Runner) Permits(id ConsumerID, n uint32) {
 	r.event(func(time.Time) { r.core.Permits(id, n) })
 }
 
+// Withdraw takes back what a consumer has not used of its permits, and returns how many those are.
+func (r *Runner) Withdraw(id ConsumerID) (n uint64) {
+	r.event(func(time.Time) { n = r.core.Withdraw(id) })
+	return n
+}
+
 // Acked says that ranges were acknowledged in the cursor; id is by whom, 0 if by none of the consumers.
 func (r *Runner) Acked(id ConsumerID, ranges ...cursor.Range) {
 	r.event(func(time.Time) { r.core.Acked(id, ranges...) })

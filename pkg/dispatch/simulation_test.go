@@ -324,6 +324,11 @@ func (s *simulation) event(failover bool) {
 		s.core.ConsumerRemoved(c.ID, s.now)
 		s.live = slices.DeleteFunc(s.live, func(x *simConsumer) bool { return x == c })
 		s.elect(failover)
+	case n < 29:
+		if got, want := s.core.Withdraw(c.ID), uint64(max(c.permits, 0)); got != want {
+			s.t.Fatalf("%d permits of %s withdrawn, want %d", got, c.Name, want)
+		}
+		c.permits = min(c.permits, 0)
 	case n < 50:
 		k := 1 + s.rng.Intn(6)
 		c.permits += int64(k)
