@@ -178,7 +178,7 @@ func (s *publisher) take(batch *brokerv1.Batch) error {
 		s.t.u.topicLost(s.t)
 		return s.t.movedError()
 	}
-	if errors.Is(err, topic.ErrProducerFenced) {
+	if errors.Is(err, topic.ErrProducerFenced) || errors.Is(err, topic.ErrProducerReplaced) {
 		return err
 	}
 	s.answer(&brokerv1.PublishResponse{Kind: &brokerv1.PublishResponse_Failed{Failed: &brokerv1.PublishFailed{

@@ -85,7 +85,7 @@ func codeOf(err error) (code brokerv1.Code, retryable bool) {
 		return brokerv1.Code_CODE_INTERNAL, false
 	case errors.Is(err, topic.ErrProducerFenced):
 		return brokerv1.Code_CODE_FENCED, false
-	case errors.As(err, &few), errors.Is(err, topic.ErrSequenceGap), errors.Is(err, topic.ErrUnavailable):
+	case errors.As(err, &few), errors.Is(err, topic.ErrProducerReplaced), errors.Is(err, topic.ErrSequenceGap), errors.Is(err, topic.ErrUnavailable):
 		return brokerv1.Code_CODE_UNAVAILABLE, true
 	case errors.As(err, &add):
 		if add.Outcome == ledger.Unknown {

@@ -1,6 +1,7 @@
 package topic_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,7 +18,7 @@ func TestDuplicates(t *testing.T) {
 	f := newCluster(t, 3)
 	tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
-	if p.LastSequence() != -1 || p.Epoch() != 1 {
+	if p.LastSequence() != -1 || p.Epoch() == 0 {
 		t.Fatalf("a new producer has last sequence %d, epoch %d", p.LastSequence(), p.Epoch())
 	}
 	check(t, send(t, p, batch(t, "p", 0, 3)).wait(t).err)
@@ -61,7 +62,7 @@ func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
 	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
 	old := producer(t, tp, "p", true)
 	check(t, send(t, old, batch(t, "p", 0, 1)).wait(t).err)
-	fresh, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true)
+	fresh, err := tp.OpenProducer(t.Context(), "p", 0, true)
 	check(t, err)
 	if fresh.Epoch() <= old.Epoch() || fresh.LastSequence() != 0 {
 		t.Fatalf("epoch %d after %d, last sequence %d", fresh.Epoch(), old.Epoch(), fresh.LastSequence())
@@ -83,6 +84,47 @@ func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
 	check(t, err)
 	if fresh.LastSequence() != 1 {
 		t.Fatalf("last sequence %d", fresh.LastSequence())
+	}
+}
+
+// A producer whose broker's answer got lost comes back with the epoch it knows, which is not the newest. It must not be
+// fenced by itself.
+func TestAProducerThatMissedAnAnswerComesBack(t *testing.T) {
+	t.Parallel()
+	for _, dedup := range []bool{true, false} {
+		f := newCluster(t, 3)
+		store := newMemStore()
+		tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+		first := producer(t, tp, "p", dedup)
+		check(t, send(t, first, batch(t, "p", 0, 1)).wait(t).err)
+		missed, err := tp.OpenProducer(t.Context(), "p", first.Epoch(), dedup)
+		check(t, err)
+		if _, err := trySend(t, first, batch(t, "p", 1, 1)); !errors.Is(err, topic.ErrProducerReplaced) {
+			t.Fatalf("the first stream: %v", err)
+		}
+		again, err := tp.OpenProducer(t.Context(), "p", first.Epoch(), dedup)
+		check(t, err)
+		if again.Epoch() <= missed.Epoch() {
+			t.Fatalf("epoch %d after %d", again.Epoch(), missed.Epoch())
+		}
+		check(t, send(t, again, batch(t, "p", 1, 1)).wait(t).err)
+		if dedup {
+			check(t, tp.Snapshot(t.Context()))
+		}
+		tp.Shutdown()
+		tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+		elsewhere, err := tp.OpenProducer(t.Context(), "p", first.Epoch(), dedup)
+		check(t, err)
+		check(t, send(t, elsewhere, batch(t, "p", 2, 1)).wait(t).err)
+		if _, err := tp.OpenProducer(t.Context(), "p", ^uint64(0), dedup); !errors.Is(err, topic.ErrProducerFenced) {
+			t.Fatalf("an epoch that was never given: %v", err)
+		}
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := tp.OpenProducer(gone, "p", elsewhere.Epoch(), dedup); !errors.Is(err, context.Canceled) {
+			t.Fatalf("a producer that has gone: %v", err)
+		}
+		check(t, send(t, elsewhere, batch(t, "p", 3, 1)).wait(t).err)
 	}
 }
 

@@ -22,6 +22,8 @@ var (
 	ErrClosed = errors.New("topic is closed")
 	// ErrProducerFenced: a newer incarnation of the producer took over.
 	ErrProducerFenced = errors.New("a newer incarnation of the producer took over")
+	// ErrProducerReplaced: the producer came back by another way.
+	ErrProducerReplaced = errors.New("the producer came back by another stream")
 	// ErrSequenceGap: an earlier batch of the producer was refused or failed, and has not been sent again. Send it,
 	// and everything after it, again.
 	ErrSequenceGap = errors.New("an earlier batch of the producer is missing")

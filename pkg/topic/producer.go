@@ -19,16 +19,36 @@ type Producer struct {
 	last  int64
 
 	// Guarded by the topic's lock.
-	fenced bool
+	over   error  // why it takes no batches any more: another stream or incarnation took over
 	gap    bool   // batches from gapAt on are missing
 	gapAt  uint64 // until this one is sent again
 	closed bool
 }
 
-// OpenProducer lets a producer in. epoch is 0 for a new one, and what [Producer.Epoch] said for one that comes back;
-// an incarnation that was superseded gets [ErrProducerFenced]. The new incarnation's epoch is above every one seen,
-// and fences those. With dedup, the producer's stored sequence is known when OpenProducer returns, which may have to
-// read the snapshot and the entries after it first.
+// generationShift splits an epoch: above it is the number of the incarnation, below it how often that one came back.
+const generationShift = 32
+
+// nextEpoch returns the epoch of a producer that asks with one, 0 for a new incarnation, where newest was given before.
+//
+// An incarnation may ask with less than it was given: the answer got lost, and it comes back with what it knows. So what
+// fences is a new incarnation alone, and never a producer itself.
+func nextEpoch(newest, asked uint64) (uint64, error) {
+	switch {
+	case asked == 0:
+		return (newest>>generationShift + 1) << generationShift, nil
+	case asked>>generationShift < newest>>generationShift:
+		return 0, fmt.Errorf("epoch %d, the newest is %d: %w", asked, newest, ErrProducerFenced)
+	case asked >= 1<<63:
+		return 0, fmt.Errorf("epoch %d was never given: %w", asked, ErrProducerFenced)
+	}
+	return max(newest, asked) + 1, nil
+}
+
+// OpenProducer lets a producer in. epoch is 0 for a new one, and what [Producer.Epoch] said for one that comes back; an
+// incarnation that was superseded by a new one of its name gets [ErrProducerFenced]. The epoch is above every one seen,
+// and whoever held the name before takes no more batches: with [ErrProducerFenced], or with [ErrProducerReplaced] if it
+// was the same incarnation. With dedup, the producer's stored sequence is known when OpenProducer returns, which may have
+// to read the snapshot and the entries after it first.
 func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, dedup bool) (*Producer, error) {
 	if name == "" || len(name) > frame.MaxProducerName {
 		return nil, fmt.Errorf("open producer: a name has 1 to %d bytes, this one %d", frame.MaxProducerName, len(name))
@@ -54,12 +74,19 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 			newest = max(newest, state.epoch)
 		}
 	}
-	if epoch != 0 && epoch < newest {
-		return nil, fmt.Errorf("open producer %q: epoch %d, the newest is %d: %w", name, epoch, newest, ErrProducerFenced)
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("open producer %q: %w", name, err) // nobody waits for it: it must not replace one that is used
 	}
-	p := &Producer{t: t, name: []byte(name), epoch: max(newest, epoch) + 1, last: -1}
+	next, err := nextEpoch(newest, epoch)
+	if err != nil {
+		return nil, fmt.Errorf("open producer %q: %w", name, err)
+	}
+	p := &Producer{t: t, name: []byte(name), epoch: next, last: -1}
 	if before != nil {
-		before.fenced = true
+		before.over = ErrProducerFenced
+		if before.epoch>>generationShift == next>>generationShift {
+			before.over = ErrProducerReplaced
+		}
 		before.leave()
 	}
 	if dedup {
@@ -166,7 +193,9 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 	switch {
 	case t.err != nil:
 		err = t.err
-	case p.fenced || p.closed:
+	case p.over != nil:
+		err = p.over
+	case p.closed:
 		err = ErrProducerFenced
 	case t.failing != nil:
 		err = fmt.Errorf("%w: %w", ErrUnavailable, t.failing)
