@@ -291,6 +291,10 @@ func (u *bundle) dropState() {
 
 // topicLost gives up a topic whose log is lost, or the whole bundle if that proves a newer owner.
 func (u *bundle) topicLost(t *servedTopic) {
+	if t.inUse.Err() != nil { // it is closed on purpose
+		<-t.done
+		return
+	}
 	err := t.log.Err()
 	u.b.log.Warn("topic is lost", "topic", t.name, "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "error", err)
 	if lostOwnership(err) {

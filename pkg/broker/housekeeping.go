@@ -37,7 +37,7 @@ func (t *servedTopic) tidy(ctx context.Context) {
 	defer cancel()
 	t.tidying.Lock()
 	defer t.tidying.Unlock()
-	defer context.AfterFunc(t.inUse, cancel)()
+	defer context.AfterFunc(t.inUse, cancel)() //nolint:contextcheck // ends with either
 	if t.inUse.Err() != nil {
 		return
 	}
