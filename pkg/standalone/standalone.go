@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -97,6 +98,7 @@ type Cluster struct {
 	brokers []*broker.Node
 	bookies []*bookie.Bookie // nil: not running
 	closed  bool
+	lock    io.Closer // of the directory
 	failed  chan error
 	watch   sync.WaitGroup
 	done    chan struct{}
@@ -120,6 +122,9 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 	c := &Cluster{
 		cfg: cfg, log: log, registry: prometheus.NewRegistry(), bookies: make([]*bookie.Bookie, cfg.Bookies),
 		failed: make(chan error, 1), done: make(chan struct{}),
+	}
+	if c.lock, err = lockDir(cfg.Dir); err != nil {
+		return nil, err
 	}
 	c.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	defer func() {
@@ -145,6 +150,18 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 		return nil, fmt.Errorf("write and read the first message: %w", err)
 	}
 	return c, nil
+}
+
+// lockDir takes the directory for this process. etcd would wait in silence for the other one to end.
+func lockDir(dir string) (io.Closer, error) {
+	if err := vfs.OS().MkdirAll(dir); err != nil {
+		return nil, fmt.Errorf("make data directory: %w", err)
+	}
+	lock, err := vfs.OS().Lock(filepath.Join(dir, "LOCK"))
+	if err != nil {
+		return nil, fmt.Errorf("use data directory %s (stop the process that has it, or use another directory): %w", dir, err)
+	}
+	return lock, nil
 }
 
 // checkPort finds out that a port is taken before anything else is started.
@@ -330,6 +347,9 @@ func (c *Cluster) Close(ctx context.Context) error {
 	c.watch.Wait()
 	if c.etcd != nil {
 		failed = append(failed, c.etcd.Close())
+	}
+	if c.lock != nil {
+		failed = append(failed, c.lock.Close())
 	}
 	return errors.Join(failed...)
 }
