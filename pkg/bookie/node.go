@@ -282,9 +282,6 @@ func (b *Bookie) registration() meta.BookieInfo {
 	}
 }
 
-// Identity is who the bookie is.
-func (b *Bookie) Identity() Identity { return b.me }
-
 // Storage is the identity of its disk.
 func (b *Bookie) Storage() entry.StorageUUID { return b.me.Storage }
 

@@ -75,6 +75,7 @@ func (u *bundle) keepState() {
 			u.b.owner.Fenced(u.guard)
 			return
 		}
+		u.b.metrics.openFailures.Inc()
 		u.b.log.Warn("state log of bundle could not be opened; trying again", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "pause", pause, "error", err)
 		if !sleep(u.opening, pause) {
 			return
@@ -146,8 +147,11 @@ func (u *bundle) open(ctx context.Context, r resolved, producing bool) (*servedT
 // fill opens the topic of a slot. A slot that failed is removed, so that the next use tries again.
 func (u *bundle) fill(s *slot, r resolved, producing bool) {
 	t, err := u.openTopic(r, producing)
-	if err != nil && lostOwnership(err) {
-		u.b.owner.Fenced(u.guard)
+	if err != nil {
+		u.b.metrics.openFailures.Inc()
+		if lostOwnership(err) {
+			u.b.owner.Fenced(u.guard)
+		}
 	}
 	u.mu.Lock()
 	if err != nil {

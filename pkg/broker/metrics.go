@@ -11,7 +11,7 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer, b *Broker) *metrics {
 	m := &metrics{openFailures: prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "penstock_broker_open_failures_total", Help: "Topics and state logs that could not be opened; each is tried again.",
+		Name: "penstock_broker_open_failures_total", Help: "Attempts to open a topic or a state log that failed.",
 	})}
 	if reg == nil {
 		return m

@@ -269,9 +269,6 @@ func (n *Node) URL() string { return n.broker.cfg.Self.URL }
 // HTTP is the URL of probes and metrics; empty when switched off.
 func (n *Node) HTTP() string { return n.broker.cfg.Self.HTTP }
 
-// Ready reports whether the broker can serve.
-func (n *Node) Ready() error { return n.broker.Ready() }
-
 // Shutdown hands the bundles over as long as ctx allows, tells clients where to go, and stops everything. It may be
 // called again.
 func (n *Node) Shutdown(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -222,19 +223,27 @@ func TestProbesAnswer(t *testing.T) {
 	t.Parallel()
 	cluster := brokertest.Start(t)
 	for _, path := range []string{"/livez", "/readyz", "/metrics"} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, cluster.HTTP()+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("GET %s: %s", path, resp.Status)
-		}
+		get(t, cluster.HTTP()+path)
 	}
+}
+
+// get returns what a URL answers with 200.
+func get(t *testing.T, url string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s, %v", url, resp.Status, err)
+	}
+	return string(body)
 }
 
 func TestTwoOfThreeBookiesGone(t *testing.T) {

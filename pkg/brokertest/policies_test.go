@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"regexp"
 	"testing"
 	"time"
 
@@ -191,6 +192,27 @@ func TestAckLevels(t *testing.T) {
 		t.Fatalf("%v was acknowledged as on all three with one gone", id)
 	}
 	cluster.StartBookie(2)
+}
+
+// What cannot be opened is counted, so that somebody can be told.
+func TestFailuresToOpenAreCounted(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t, brokertest.WithBookies(3))
+	k := cluster.Client()
+	cluster.StopBookie(1)
+	cluster.StopBookie(2)
+	ctx, cancel := context.WithCancel(t.Context())
+	opening := make(chan error, 1)
+	go func() {
+		_, err := k.Producer(ctx, "stuck")
+		opening <- err
+	}()
+	counted := regexp.MustCompile(`(?m)^penstock_broker_open_failures_total\{[^}]*\} [1-9]`)
+	eventually(t, func() bool { return counted.MatchString(get(t, cluster.HTTP()+"/metrics")) })
+	cancel()
+	if err := <-opening; err == nil {
+		t.Fatal("a producer was opened with one bookie of three")
+	}
 }
 
 func TestNackedMessagesComeAgain(t *testing.T) {

@@ -154,17 +154,6 @@ func (c *Core) Holds(id meta.BundleID) (entry.Epoch, bool) {
 	return b.heldEpoch, true
 }
 
-// Held returns how many bundles may be served here.
-func (c *Core) Held() int {
-	n := 0
-	for _, b := range c.bundles {
-		if c.holds(b) {
-			n++
-		}
-	}
-	return n
-}
-
 // Drained reports whether, after a Drain, nothing is held or under way any more.
 func (c *Core) Drained() bool {
 	if !c.draining {

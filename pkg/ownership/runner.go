@@ -120,13 +120,6 @@ func (r *Runner) Guard(id meta.BundleID) (meta.Guard, bool) {
 	return meta.Guard{Bundle: id, Epoch: epoch}, ok
 }
 
-// Held returns how many bundles may be served here.
-func (r *Runner) Held() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.core.Held()
-}
-
 // Route is where a bundle is, or will be, served.
 type Route struct {
 	Broker string

@@ -136,6 +136,9 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it names the directory
 	}
+	c.mu.Lock()
+	c.follow(c.etcd.Err())
+	c.mu.Unlock()
 	c.meta = meta.New(c.etcd.Client(), ClusterName, log)
 	if err := c.meta.Register(c.registry); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)

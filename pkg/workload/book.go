@@ -109,14 +109,6 @@ func (b *Book) Sent() (n uint64) {
 	return n
 }
 
-// Acknowledged counts messages whose producer was told that they are stored.
-func (b *Book) Acknowledged() (n uint64) {
-	for i := range b.accounts {
-		n += b.accounts[i].acked.count()
-	}
-	return n
-}
-
 // Unsettled counts messages that have no outcome yet.
 func (b *Book) Unsettled() (n uint64) {
 	for i := range b.accounts {
