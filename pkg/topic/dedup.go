@@ -62,6 +62,9 @@ const (
 
 func (p *producerState) inflight() []*pending { return p.queue[p.head:] }
 
+// idle tells that nobody uses the state.
+func (p *producerState) idle() bool { return p.open == 0 && len(p.inflight()) == 0 }
+
 // enter puts a batch on the producer's list, leave takes it off: the oldest mostly.
 func (p *producerState) enter(b *pending) {
 	if p.head > 32 && p.head > len(p.queue)/2 {
@@ -153,7 +156,7 @@ func (d *dedup) replay(e *frame.Envelope) {
 func (d *dedup) prune(before int64, most int) {
 	var idle []*producerState
 	for _, p := range d.producers {
-		if p.open == 0 && len(p.inflight()) == 0 {
+		if p.idle() {
 			idle = append(idle, p)
 		}
 	}

@@ -343,3 +343,126 @@ func TestADamagedSnapshotIsRefusedForDeduplicationAlone(t *testing.T) {
 	p = producer(t, tp, "p", false)
 	check(t, send(t, p, batch(t, "p", 1, 1)).wait(t).err)
 }
+
+// A producer comes back while its batch is under way, sends it again, and that batch then fails. What it sends next must
+// not be stored before the one that failed: its retry would be taken for a duplicate of what is behind it.
+func TestADuplicateThatFailsHoldsItsSuccessorsBack(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.setWritable(0, false)
+	f.hold = make(chan struct{})
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	p := producer(t, tp, "p", true)
+	first := send(t, p, batch(t, "p", 5, 1)) // waits for a ledger
+	q, err := tp.OpenProducer(t.Context(), "p", p.Epoch(), true)
+	check(t, err)
+	again := send(t, q, batch(t, "p", 5, 1))
+	close(f.hold)
+	for _, s := range []*sent{first, again} {
+		if s.wait(t).err == nil {
+			t.Fatal("stored without bookies")
+		}
+	}
+	eventually(t, "the topic to take up again", func() bool { return tp.Err() == nil })
+	f.setWritable(0, true)
+	if _, err := trySend(t, q, batch(t, "p", 6, 1)); !errors.Is(err, topic.ErrSequenceGap) {
+		t.Fatalf("the batch after the one that failed: %v", err)
+	}
+	for seq := range uint64(2) {
+		if s := send(t, q, batch(t, "p", 5+seq, 1)).wait(t); s.err != nil || s.Duplicate {
+			t.Fatalf("%+v", s)
+		}
+	}
+	if got := values(t, tp, 0); !slices.Equal(got, []string{"p/5", "p/6"}) {
+		t.Fatalf("stored %v", got)
+	}
+}
+
+// What a producer sends again from before a gap does not end the gap.
+func TestAGapEndsWithTheBatchThatIsMissing(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	p := producer(t, tp, "p", true)
+	for seq := range uint64(3) {
+		check(t, send(t, p, batch(t, "p", seq, 1)).wait(t).err)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	b := batch(t, "p", 3, 1)
+	b.Done = func(topic.Receipt, error) { t.Error("done was called") }
+	f.budget.Acquire(t.Context(), 1<<20) // nothing is left of it
+	if err := p.Append(gone, b); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	f.budget.Release(1 << 20)
+	if s := send(t, p, batch(t, "p", 1, 1)).wait(t); !s.Duplicate {
+		t.Fatalf("%+v", s)
+	}
+	if _, err := trySend(t, p, batch(t, "p", 4, 1)); !errors.Is(err, topic.ErrSequenceGap) {
+		t.Fatalf("over the gap: %v", err)
+	}
+	check(t, send(t, p, batch(t, "p", 3, 1)).wait(t).err)
+	check(t, send(t, p, batch(t, "p", 4, 1)).wait(t).err)
+	if got := values(t, tp, 0); !slices.Equal(got, sequence("p", 0, 4)) {
+		t.Fatalf("stored %v", got)
+	}
+}
+
+// A snapshot that fails while a later one is being saved takes its producers out of what that one says is complete.
+func TestSnapshotsFollowOneAnother(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	p := producer(t, tp, "p", true)
+	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
+	away := errors.New("away")
+	entered, leave := make(chan struct{}), make(chan error)
+	store.hook = func(n int) error {
+		if n == 1 {
+			close(entered)
+			return <-leave
+		}
+		return nil
+	}
+	results := make(chan error, 2)
+	go func() { results <- tp.Snapshot(t.Context()) }()
+	<-entered
+	go func() { results <- tp.Snapshot(t.Context()) }()
+	select {
+	case err := <-results:
+		t.Errorf("a snapshot overtook another: %v", err)
+		leave <- away
+		<-results
+	case <-time.After(20 * time.Millisecond):
+		leave <- away
+		if a, b := <-results, <-results; !errors.Is(a, away) || b != nil {
+			t.Fatal(a, b)
+		}
+	}
+	tp.Shutdown()
+	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	if q := producer(t, tp, "p", true); q.LastSequence() != 0 {
+		t.Fatalf("last sequence %d", q.LastSequence())
+	}
+}
+
+// Producers that come and go without sending anything leave nothing behind.
+func TestProducersThatSendNothingAreForgotten(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	p := producer(t, tp, "p", true)
+	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
+	p.Close()
+	for i := range 100 {
+		producer(t, tp, fmt.Sprint("q", i), true).Close()
+	}
+	replaced := producer(t, tp, "r", true)
+	producer(t, tp, "r", true).Close()
+	replaced.Close()
+	if n := tp.Known(); n != 1 {
+		t.Fatalf("%d producers are known", n)
+	}
+}

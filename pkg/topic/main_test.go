@@ -64,6 +64,7 @@ type cluster struct {
 	ids    *chain.IDs
 	owners int
 	budget *budget.Budget
+	hold   chan struct{} // if set, ledgers are placed once it is closed
 
 	mu         sync.Mutex
 	candidates []ledger.Candidate
@@ -125,6 +126,9 @@ func (f *cluster) env() chain.Env {
 		Ledger: ledger.Env{
 			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
 			Candidates: func() []ledger.Candidate {
+				if f.hold != nil {
+					<-f.hold
+				}
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				return append([]ledger.Candidate(nil), f.candidates...)
@@ -156,7 +160,8 @@ type memStore struct {
 	records map[string][]byte
 	saves   int
 	fail    error
-	cut     int // of a failing save, how many records are kept
+	cut     int                  // of a failing save, how many records are kept
+	hook    func(save int) error // if set, is asked first, without the lock
 }
 
 func newMemStore() *memStore { return &memStore{records: map[string][]byte{}} }
@@ -173,8 +178,16 @@ func (s *memStore) Load(context.Context) ([]topic.Record, error) {
 
 func (s *memStore) Save(_ context.Context, records []topic.Record) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.saves++
+	hook, n := s.hook, s.saves
+	s.mu.Unlock()
+	if hook != nil {
+		if err := hook(n); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.fail != nil {
 		records = records[:min(s.cut, len(records))]
 	}

@@ -129,8 +129,11 @@ func (p *Producer) Close() {
 }
 
 func (p *Producer) leave() {
-	if !p.closed && p.state != nil {
-		p.state.open--
+	if s := p.state; !p.closed && s != nil {
+		s.open--
+		if s.idle() && !s.any {
+			delete(p.t.dd.producers, s.name) // there is nothing to remember of it
+		}
 	}
 	p.closed = true
 }
@@ -207,7 +210,9 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 		t.mu.Unlock()
 		return false, fmt.Errorf("append batch of sequences %d to %d: %w", env.FirstSeq, env.LastSeq, err)
 	}
-	p.gap = false
+	if env.LastSeq >= p.gapAt {
+		p.gap = false
+	}
 	if p.state != nil {
 		switch v, f := p.state.judge(env.FirstSeq, last); v {
 		case verdictStore:
@@ -217,7 +222,7 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 			b.Done(Receipt{FirstSeq: env.FirstSeq, LastSeq: env.LastSeq, Duplicate: true}, nil)
 			return false, nil
 		case verdictInFlight:
-			f.waiters = append(f.waiters, waiter{env.FirstSeq, env.LastSeq, b.Done})
+			f.waiters = append(f.waiters, waiter{p, env.FirstSeq, env.LastSeq, b.Done})
 			t.mu.Unlock()
 			t.env.Metrics.duplicate()
 			return false, nil

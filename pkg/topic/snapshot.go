@@ -12,34 +12,48 @@ import (
 // replayBytes is how much is read at a time to rebuild producers' sequences.
 const replayBytes = 1 << 20
 
-// loadDedup rebuilds what is known of producers: the last snapshot, then the entries after it up to where this owner
-// began. Entries of this owner need no replay: a producer with deduplication is let in after the load, so its
-// entries are counted as they are confirmed. One load runs at a time; others wait for it.
-func (t *Topic) loadDedup(ctx context.Context) error {
+// alone waits until nobody has the slot any more, and takes it; or returns without it once done holds. Whoever has it
+// calls leave.
+func (t *Topic) alone(ctx context.Context, slot *chan struct{}, done func() bool) (took bool, err error) {
 	for {
 		t.mu.Lock()
-		if t.dd != nil {
-			t.mu.Unlock()
-			return nil
-		}
-		running := t.loading
-		if running == nil {
-			t.loading = make(chan struct{})
+		running := *slot
+		finished := done()
+		if running == nil && !finished {
+			*slot = make(chan struct{})
 		}
 		t.mu.Unlock()
-		if running == nil {
-			break
+		if finished || running == nil {
+			return !finished, nil
 		}
 		select {
 		case <-running:
 		case <-ctx.Done():
-			return fmt.Errorf("load producers' sequences: %w", ctx.Err())
+			return false, ctx.Err() //nolint:wrapcheck // the caller does
 		}
+	}
+}
+
+// leave frees a slot. mu is held.
+func leave(slot *chan struct{}) {
+	close(*slot)
+	*slot = nil
+}
+
+// loadDedup rebuilds what is known of producers: the last snapshot, then the entries after it up to where this owner
+// began. Entries of this owner need no replay: a producer with deduplication is let in after the load, so its
+// entries are counted as they are confirmed. One load runs at a time; others wait for it.
+func (t *Topic) loadDedup(ctx context.Context) error {
+	took, err := t.alone(ctx, &t.loading, func() bool { return t.dd != nil })
+	if err != nil {
+		return fmt.Errorf("load producers' sequences: %w", err)
+	}
+	if !took {
+		return nil
 	}
 	dd, at, err := t.rebuild(ctx)
 	t.mu.Lock()
-	close(t.loading)
-	t.loading = nil
+	leave(&t.loading)
 	if err == nil {
 		t.dd, t.snapped = dd, at
 	}
@@ -102,13 +116,17 @@ func (t *Topic) snapshotWorthwhile() bool {
 }
 
 // Snapshot saves what changed of the producers' sequences, complete up to all that is visible now. It forgets
-// producers that DedupConfig no longer keeps. Call it when [Topic.SnapshotDue] says so.
+// producers that DedupConfig no longer keeps. Call it when [Topic.SnapshotDue] says so. One is saved at a time: what one
+// that fails could not save, a later one must not call complete.
 func (t *Topic) Snapshot(ctx context.Context) error {
 	if t.cfg.Snapshots == nil {
 		return errors.New("snapshot producers' sequences: there is no store")
 	}
 	if err := t.loadDedup(ctx); err != nil {
 		return err
+	}
+	if _, err := t.alone(ctx, &t.saving, func() bool { return false }); err != nil {
+		return fmt.Errorf("save producers' sequences: %w", err)
 	}
 	t.mu.Lock()
 	at, bytes := t.visible, t.appended
@@ -118,6 +136,7 @@ func (t *Topic) Snapshot(ctx context.Context) error {
 	err := t.cfg.Snapshots.Save(ctx, records)
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	leave(&t.saving)
 	if err != nil {
 		t.dd.unsaved(records)
 		return fmt.Errorf("save producers' sequences: %w", err)

@@ -42,6 +42,7 @@ type Topic struct {
 	producers map[string]*Producer // the open ones, by name
 	dd        *dedup               // nil until loaded
 	loading   chan struct{}        // closed when the load under way ends
+	saving    chan struct{}        // closed when the snapshot under way ends
 	snapped   entry.Offset         // a snapshot covers what lies below
 	snapBytes int64                // value of appended at the snapshot
 	opened    entry.Offset         // next when the topic was opened
@@ -76,6 +77,7 @@ type pending struct {
 
 // waiter is a duplicate of a batch under way.
 type waiter struct {
+	producer    *Producer
 	first, last uint64
 	done        func(Receipt, error)
 }
@@ -285,6 +287,9 @@ func (p *pending) finish(pos entry.Position, err error) {
 				p.state.leave(p)
 			}
 			p.producer.missing(p.first)
+			for _, w := range p.waiters { // of the same producer, come back, mostly
+				w.producer.missing(w.first)
+			}
 		}
 	}
 	if p.confirmed || err != nil {
