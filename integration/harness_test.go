@@ -144,13 +144,30 @@ func (w *town) end(run *workload.Run) workload.Report {
 	w.Helper()
 	run.StopProducing()
 	report, err := run.Wait(w.ctx)
-	w.check(err)
-	w.check(report.Err())
+	w.judge(report, err)
 	again, err := run.Reread(w.ctx)
-	w.check(err)
-	w.check(again.Err())
+	w.judge(again, err)
+	w.audit()
 	w.Logf("delivered: %v; stored: %v", report, again)
 	return report
+}
+
+// judge fails the test with all that is known: a reading that has no end is mostly one from which something is missing.
+func (w *town) judge(report workload.Report, err error) {
+	w.Helper()
+	if err := errors.Join(err, report.Err()); err != nil {
+		w.Fatalf("%v\n%v", report, err)
+	}
+}
+
+// strike does something to the cluster at a moment when messages are under way.
+func (w *town) strike(run *workload.Run, do func() error) {
+	w.Helper()
+	w.until("messages are under way", func() bool {
+		sent, acked, _ := run.Counts()
+		return sent > acked
+	})
+	w.check(do())
 }
 
 // describe asks the topic's owner about it, as often as it takes.
