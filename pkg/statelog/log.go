@@ -190,8 +190,10 @@ func (l *Log) append(ctx context.Context, size int64, done func(error), records 
 		l.pending.Release(size)
 		return fmt.Errorf("append to state log: %w", err)
 	}
-	// What fits into one entry stays in one entry.
-	if g := l.gathering; g != nil && size <= MaxEntry && int64(len(g.body))+size > MaxEntry {
+	// What fits into one entry stays in one entry. What does not has entries of its own, which go to the chain together,
+	// and so fail together from the first one that does.
+	split := size > MaxEntry
+	if g := l.gathering; g != nil && (split || int64(len(g.body))+size > MaxEntry) {
 		l.full()
 	}
 	records(func(o op, kind uint8, owner string, key, value []byte) {
@@ -212,7 +214,7 @@ func (l *Log) append(ctx context.Context, size int64, done func(error), records 
 	g := l.gather()
 	g.dones = append(g.dones, done)
 	g.user += size
-	if len(g.body) >= flushBytes {
+	if split || len(g.body) >= flushBytes {
 		l.full()
 	}
 	l.flush()

@@ -336,3 +336,28 @@ func TestShutdownTellsEverybody(t *testing.T) {
 		t.Fatalf("after shutdown: %v", err)
 	}
 }
+
+// A call that is split fails as a whole when the beginning of it fails: nothing of it is stored behind what is missing.
+func TestASplitCallThatFailsLeavesNoEnd(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.setWritable(0, false)
+	f.hold = make(chan struct{})
+	l := f.open(f.takeover(), statelog.Config{})
+	value := strings.Repeat("v", statelog.MaxValue)
+	split := start(t, l, rec("a", 1, "0", value), rec("a", 1, "1", value), rec("a", 1, "2", value[:100<<10]))
+	other := start(t, l, rec("b", 1, "k", "v"))
+	f.placed = func() { f.setWritable(0, true) } // after the first attempt
+	close(f.hold)
+	var failed *ledger.AppendError
+	if err := <-split; !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
+		t.Errorf("told %v", err)
+	}
+	<-other
+	put(t, l, rec("c", 1, "k", "v"))
+	for key := range state(t, l) {
+		if strings.HasPrefix(key, "a/") {
+			t.Errorf("%s is stored", key)
+		}
+	}
+}

@@ -59,6 +59,8 @@ type cluster struct {
 	ticker *ledger.Ticker
 	ids    *chain.IDs
 	owners int
+	hold   chan struct{} // if set, ledgers are placed once it is closed
+	placed func()        // if set, called after each look for bookies
 
 	mu         sync.Mutex
 	candidates []ledger.Candidate
@@ -119,6 +121,12 @@ func (f *cluster) env() chain.Env {
 		Ledger: ledger.Env{
 			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
 			Candidates: func() []ledger.Candidate {
+				if f.hold != nil {
+					<-f.hold
+				}
+				if f.placed != nil {
+					defer f.placed()
+				}
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				return append([]ledger.Candidate(nil), f.candidates...)
