@@ -503,3 +503,60 @@ func TestIDsAreDistinctAndAbove(t *testing.T) {
 		t.Fatalf("id %d is not above %d", id, high+1)
 	}
 }
+
+// The reply to a deletion is lost and nothing else happens: the next trim finds it done, and goes on.
+func TestTrimAgainAfterALostReply(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), chain.Config{RollEntries: 3})
+	for range 20 {
+		l.one()
+	}
+	f.meta.hooks(nil, func(op string) error {
+		if op == "delete" {
+			return meta.ErrUnknownOutcome
+		}
+		return nil
+	})
+	if _, err := l.Trim(t.Context(), func(meta.Run) bool { return true }); !errors.Is(err, meta.ErrUnknownOutcome) {
+		t.Fatal(err)
+	}
+	f.meta.hooks(nil, nil)
+	// A reader is not held up by what is gone.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, _, err := l.Read(ctx, entry.Position{}, 1); !errors.Is(err, chain.ErrTrimmed) {
+		t.Fatalf("read what was deleted: %v", err)
+	}
+	if got := l.readAll(); len(got) == 0 || got[0] != 4 {
+		t.Fatalf("read %v", got)
+	}
+	freed, err := l.Trim(t.Context(), func(r meta.Run) bool { return r.End <= 20 })
+	check(t, err)
+	if len(freed) == 0 || l.Runs()[0].First < 12 {
+		t.Fatalf("freed %v, left from offset %d on", freed, l.Runs()[0].First)
+	}
+}
+
+// An owner that is none any more reads what the next one deleted: it learns that it is lost, and does not look again
+// and again.
+func TestAStaleOwnersReadOfWhatIsDeleted(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	old := f.open(f.takeover(), chain.Config{RollEntries: 3})
+	for range 10 {
+		old.one()
+	}
+	fresh := f.open(f.takeover(), chain.Config{OpenNow: true})
+	_, err := fresh.Trim(t.Context(), func(meta.Run) bool { return true })
+	check(t, err)
+	for range 3 {
+		if _, _, err = old.Read(t.Context(), entry.Position{}, 1); !errors.Is(err, chain.ErrTrimmed) {
+			break
+		}
+	}
+	if !errors.Is(err, chain.ErrLost) || !errors.Is(err, meta.ErrEpoch) {
+		t.Fatalf("read as an old owner: %v", err)
+	}
+	<-old.Lost()
+}

@@ -55,8 +55,8 @@ func (c *Chain) Read(ctx context.Context, from entry.Position, maxBytes int) ([]
 		}
 		got, err := rr.r.Read(ctx, from.Entry, upTo, maxBytes)
 		if err != nil {
-			if !c.has(run.Ledger) {
-				return nil, from, fmt.Errorf("read ledger %d of chain %s: %w", run.Ledger, c.id, ErrTrimmed)
+			if errors.Is(err, meta.ErrNotFound) || !c.has(run.Ledger) {
+				err = c.gone(ctx, run.Ledger)
 			}
 			return nil, from, fmt.Errorf("read ledger %d of chain %s from entry %d: %w", run.Ledger, c.id, from.Entry, err)
 		}
@@ -101,6 +101,40 @@ func (c *Chain) has(id entry.LedgerID) bool {
 	return slices.ContainsFunc(c.rec.Runs, func(r meta.Run) bool { return r.Ledger == id })
 }
 
+// gone explains why a ledger is not there: ErrTrimmed, once the chain does not have it any more either. If it does, the
+// reply to its deletion was lost, or a newer owner deleted it: the record is read again, so that whoever looks again
+// finds what is left, or that the chain is lost.
+func (c *Chain) gone(ctx context.Context, id entry.LedgerID) error {
+	if c.has(id) {
+		if err := c.refresh(ctx); err != nil {
+			return err
+		}
+	}
+	if c.has(id) {
+		return fmt.Errorf("the chain has it, and its record is gone: %w", meta.ErrConflict)
+	}
+	return ErrTrimmed
+}
+
+// refresh reads the chain's record again.
+func (c *Chain) refresh(ctx context.Context) error {
+	c.mu.Lock()
+	c.stale = true
+	c.mu.Unlock()
+	return c.lostIf(c.transact(ctx, func(rec meta.Chain) (meta.Chain, error) { return rec, nil }))
+}
+
+// lostIf withdraws the chain if err says that another owner took over. It returns err.
+func (c *Chain) lostIf(err error) error {
+	if errors.Is(err, meta.ErrEpoch) {
+		err = c.lostBecause(err)
+		c.mu.Lock()
+		c.carryOut(c.core.Step(Event{Kind: EventWithdrawn, Err: err}))
+		c.deliver()
+	}
+	return err
+}
+
 // LastEntry returns the last entry of a run that is readable; entry.NoEntry when it is empty or nothing of it is
 // confirmed.
 func (c *Chain) LastEntry(ctx context.Context, id entry.LedgerID) (entry.EntryID, error) {
@@ -134,14 +168,11 @@ func (c *Chain) reader(ctx context.Context, run meta.Run) (*runReader, error) {
 	}
 	c.mu.Unlock()
 	l, err := c.env.Meta.GetLedger(ctx, run.Ledger)
-	if err != nil {
-		if errors.Is(err, meta.ErrNotFound) && !c.has(run.Ledger) {
-			err = ErrTrimmed
-		}
-		return nil, fmt.Errorf("read ledger %d of chain %s: %w", run.Ledger, c.id, err)
+	if errors.Is(err, meta.ErrNotFound) || err == nil && l.State == meta.LedgerDeleting {
+		err = c.gone(ctx, run.Ledger)
 	}
-	if l.State == meta.LedgerDeleting {
-		return nil, fmt.Errorf("read ledger %d of chain %s: %w", run.Ledger, c.id, ErrTrimmed)
+	if err != nil {
+		return nil, fmt.Errorf("read ledger %d of chain %s: %w", run.Ledger, c.id, err)
 	}
 	if run.Closed && l.State != meta.LedgerClosed {
 		return nil, fmt.Errorf("read ledger %d of chain %s: closed in the chain, %v in its record: %w",
@@ -159,9 +190,18 @@ func (c *Chain) reader(ctx context.Context, run meta.Run) (*runReader, error) {
 }
 
 // Trim deletes the closed runs that pick says may go, oldest first, each in a transaction of its own. It returns
-// those that it deleted, also with an error. An owner that is none any more deletes nothing: meta.ErrEpoch.
+// those that it deleted, also with an error; not one whose outcome was unknown, and turned out to be deleted. An owner that is none
+// any more deletes nothing: meta.ErrEpoch.
 func (c *Chain) Trim(ctx context.Context, pick func(meta.Run) bool) ([]meta.Run, error) {
 	var freed []meta.Run
+	c.mu.Lock()
+	stale := c.stale
+	c.mu.Unlock()
+	if stale {
+		if err := c.refresh(ctx); err != nil {
+			return nil, fmt.Errorf("trim chain %s: %w", c.id, err)
+		}
+	}
 	c.mu.Lock()
 	runs := slices.Clone(c.rec.Runs)
 	c.mu.Unlock()
@@ -172,12 +212,7 @@ func (c *Chain) Trim(ctx context.Context, pick func(meta.Run) bool) ([]meta.Run,
 		err := c.transact(ctx, func(rec meta.Chain) (meta.Chain, error) {
 			return c.env.Meta.DeleteLedger(ctx, c.guard, rec, run.Ledger)
 		})
-		if err != nil {
-			if errors.Is(err, meta.ErrEpoch) {
-				c.mu.Lock()
-				c.carryOut(c.core.Step(Event{Kind: EventWithdrawn, Err: c.lostBecause(err)}))
-				c.deliver()
-			}
+		if err = c.lostIf(err); err != nil {
 			return freed, fmt.Errorf("trim ledger %d of chain %s: %w", run.Ledger, c.id, err)
 		}
 		freed = append(freed, run)

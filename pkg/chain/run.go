@@ -187,7 +187,9 @@ func (c *Chain) transact(ctx context.Context, fn func(rec meta.Chain) (meta.Chai
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
-		c.stale = c.stale || errors.Is(err, meta.ErrUnknownOutcome) || errors.Is(err, meta.ErrConflict)
+		var state *meta.LedgerStateError
+		c.stale = c.stale || errors.Is(err, meta.ErrUnknownOutcome) || errors.Is(err, meta.ErrConflict) ||
+			errors.Is(err, meta.ErrNotFound) || errors.As(err, &state)
 		return err
 	}
 	c.rec, c.stale = after, false
