@@ -106,12 +106,15 @@ func (r *Reader) LAC() entry.EntryID {
 // Read returns entries from first on, in order without gaps: at least one if first ≤ upTo, further ones as long as
 // they fit maxBytes and come from the same fragment. upTo is a bound that the caller knows to be confirmed, or [AskLAC]. No
 // entries and no error mean that first lies above it. The caller owns the bodies; their checksums were verified.
-// The error is a *[MissingError] when no bookie gave first, or that of ctx.
+// The error is a *[MissingError] when no bookie gave first, meta.ErrNotFound when the ledger is being deleted, or that of ctx.
 func (r *Reader) Read(ctx context.Context, first, upTo entry.EntryID, maxBytes int) ([]Entry, error) {
 	if first < 0 {
 		return nil, fmt.Errorf("read entry %d: entries start at 0", first)
 	}
 	l, lac := r.record()
+	if l.State == meta.LedgerDeleting {
+		return nil, deleted(l.ID)
+	}
 	if upTo == AskLAC {
 		if upTo = lac; first > lac && l.State < meta.LedgerClosed {
 			upTo = r.askLAC(ctx)
@@ -137,6 +140,10 @@ func (r *Reader) Read(ctx context.Context, first, upTo entry.EntryID, maxBytes i
 		miss.Err = errors.Join(miss.Err, err)
 		return nil, miss
 	}
+	if fresh.State == meta.LedgerDeleting {
+		// What the bookies say of it is no loss, and a tombstone has no fragments to ask.
+		return nil, deleted(l.ID)
+	}
 	if fresh.State >= meta.LedgerClosed && first > fresh.Last {
 		miss.Err = fmt.Errorf("the ledger is closed and ends at entry %d", fresh.Last)
 		return nil, miss
@@ -149,6 +156,10 @@ func (r *Reader) Read(ctx context.Context, first, upTo entry.EntryID, maxBytes i
 		return nil, miss
 	}
 	return entries, nil
+}
+
+func deleted(l entry.LedgerID) error {
+	return fmt.Errorf("read ledger %d: it was deleted: %w", l, meta.ErrNotFound)
 }
 
 func fragmentWithEnd(fragments []meta.Fragment, e entry.EntryID) (meta.Fragment, entry.EntryID) {
@@ -377,12 +388,15 @@ func (r *Reader) askLAC(ctx context.Context) entry.EntryID {
 
 // WaitLAC waits until the LAC is above after, or the ledger is closed, and returns it; the last entry, when closed. A
 // ledger that is fenced or being recovered is not closed: the wait goes on. The error is that of ctx, or meta.ErrNotFound
-// when the ledger is gone.
+// when the ledger is gone or being deleted.
 func (r *Reader) WaitLAC(ctx context.Context, after entry.EntryID) (lac entry.EntryID, closed bool, err error) {
 	pause := pollFirst
 	for {
 		l, lac := r.record()
-		if l.State >= meta.LedgerClosed {
+		if l.State == meta.LedgerDeleting {
+			return lac, false, deleted(l.ID)
+		}
+		if l.State == meta.LedgerClosed {
 			return l.Last, true, nil
 		}
 		if lac > after {

@@ -111,6 +111,39 @@ func TestReaderFollowsTheRecord(t *testing.T) {
 	equal(t, 2, len(r.Ledger().Fragments))
 }
 
+// A ledger that is deleted while somebody reads it is gone, and no loss: what its bookies deny, they deny rightly. Its
+// tombstone has no fragments.
+func TestReadOfADeletedLedger(t *testing.T) {
+	t.Parallel()
+	for _, tombstone := range []bool{false, true} {
+		w := newWorld(t, 3)
+		l := w.written(3, 3, 2, 5)
+		r := ledger.NewReader(w.env, l)
+		open := l
+		open.State, open.Last, open.Rev = meta.LedgerOpen, entry.NoEntry, 0
+		tail := ledger.NewReader(w.env, open)
+		w.meta.mu.Lock()
+		w.meta.rev++
+		l.State, l.Rev = meta.LedgerDeleting, w.meta.rev
+		if tombstone {
+			l.Fragments, l.Replication, l.Nonce = nil, meta.Replication{}, 0
+		}
+		w.meta.ledgers[1] = l
+		w.meta.mu.Unlock()
+		for _, b := range w.ids {
+			w.fake.Wipe(b)
+		}
+		for range 2 {
+			_, err := r.Read(w.ctx(), 2, 4, 1<<20)
+			errorIs(t, err, meta.ErrNotFound)
+		}
+		_, _, err := r.WaitLAC(w.ctx(), 9)
+		errorIs(t, err, meta.ErrNotFound)
+		_, _, err = tail.WaitLAC(w.ctx(), 9)
+		errorIs(t, err, meta.ErrNotFound)
+	}
+}
+
 // Readers of an open ledger see what bookies know to be confirmed, and no more.
 func TestTailReadStopsAtTheLAC(t *testing.T) {
 	t.Parallel()
