@@ -213,7 +213,8 @@ func (c *chainChange) addTo(s *Store, t *txn) error {
 // or is closed in the same transaction by closing (T3, or T5 of a recovery).
 //
 // It returns the records as written, or [ErrEpoch], [ErrConflict] (the chain is not as c says: drop it and
-// read it again), a [*LedgerStateError] about the ledger that closing closes, [ErrRetired], [ErrExists].
+// read it again), a [*LedgerStateError] about the ledger that closing closes, [ErrRetired], [ErrExists]; and
+// [ErrNotFound] or [ErrDeleting] when the guard's topic is gone or about to go.
 func (s *Store) OpenLedger(ctx context.Context, g Guard, c Chain, l Ledger, closing *Closing) (Chain, Ledger, error) {
 	const op = "open ledger"
 	fail := func(err error) (Chain, Ledger, error) {
@@ -229,6 +230,11 @@ func (s *Store) OpenLedger(ctx context.Context, g Guard, c Chain, l Ledger, clos
 	}
 	if err := checkFragments(l.Replication, l.Fragments); err != nil {
 		return fail(err)
+	}
+	if g.Topic != nil {
+		if u, _, ok := c.ID.data(); !ok || u != g.Topic.UUID {
+			return fail(fmt.Errorf("%w: it is no chain of topic %q", ErrInvalid, g.Topic.Name))
+		}
 	}
 	if l.ID <= c.LastLedger {
 		return fail(fmt.Errorf("%w, %d", ErrLedgerOrder, c.LastLedger))
@@ -276,6 +282,10 @@ func (s *Store) changeChain(ctx context.Context, op string, g Guard, c Chain, cl
 	if closing != nil {
 		before = cloneLedger(closing.Ledger)
 	}
+	var topic Topic // whose chain it is, as last seen; its name is empty when nothing is opened for it
+	if open != nil && g.Topic != nil {
+		topic = *g.Topic
+	}
 	for {
 		t := txn{guard: &g}
 		if err := next.addTo(s, &t); err != nil {
@@ -296,6 +306,9 @@ func (s *Store) changeChain(ctx context.Context, op string, g Guard, c Chain, cl
 			if err := s.replaceLedger(&t, Ledger{}, *open); err != nil {
 				return fail(err)
 			}
+		}
+		if topic.Name != "" {
+			t.compareRev(s.topicKey(topic.Name), topic.Rev)
 		}
 		resp, err := s.commitTxn(ctx, op, &t)
 		if err != nil {
@@ -337,10 +350,35 @@ func (s *Store) changeChain(ctx context.Context, op string, g Guard, c Chain, cl
 		if open != nil && now[s.ledgerKey(open.ID)] != nil {
 			return fail(ErrExists)
 		}
+		if topic.Name != "" {
+			if topic, err = s.sameTopic(now, topic); err != nil {
+				return fail(err)
+			}
+		}
 		if kv := now[s.chainKey(c.ID)]; (kv == nil) != (c.Rev == 0) || kv != nil && kv.ModRevision != c.Rev {
 			return fail(fmt.Errorf("chain: %w", ErrConflict))
 		}
 	}
+}
+
+// sameTopic returns a topic's record from what a failed transaction read, if it is still the topic that was seen and is
+// to stay.
+func (s *Store) sameTopic(now map[string]*mvccpb.KeyValue, seen Topic) (Topic, error) {
+	key := s.topicKey(seen.Name)
+	kv := now[key]
+	if kv == nil {
+		return seen, fmt.Errorf("topic %q: %w", seen.Name, ErrNotFound)
+	}
+	found, err := decodeTopic(key, seen.Name, kv.Value, kv.ModRevision)
+	switch {
+	case err != nil:
+		return seen, err
+	case found.UUID != seen.UUID:
+		return seen, fmt.Errorf("topic %q: it was deleted and created anew: %w", seen.Name, ErrNotFound)
+	case found.Deleting:
+		return seen, fmt.Errorf("topic %q: %w", seen.Name, ErrDeleting)
+	}
+	return found, nil
 }
 
 // applyClosing is the guards of T3 and T5 and what they make of a ledger.

@@ -194,6 +194,40 @@ func TestGuards(t *testing.T) {
 			_, _, err := s.OpenLedger(s.t.Context(), s.guard, s.c, l, nil)
 			return err
 		}, is(meta.ErrInvalid)},
+		{"T1 for a topic that is being deleted", func(s *state) error {
+			closeIt(s)
+			s.guard.Topic = &s.topic
+			_, err := s.MarkTopicDeleting(s.t.Context(), s.topic.Name)
+			check(s.t, err)
+			_, _, err = s.OpenLedger(s.t.Context(), s.guard, s.c, s.newLedger(), nil)
+			return err
+		}, is(meta.ErrDeleting)},
+		{"T1 with T3 for a topic that is being deleted", func(s *state) error {
+			s.guard.Topic = &s.topic
+			_, err := s.MarkTopicDeleting(s.t.Context(), s.topic.Name)
+			check(s.t, err)
+			cl := closing(s.c, s.l, 4)
+			_, _, err = s.OpenLedger(s.t.Context(), s.guard, s.c, s.newLedger(), &cl)
+			return err
+		}, is(meta.ErrDeleting)},
+		{"T1 for a topic that is gone", func(s *state) error {
+			s.guard.Topic = s.gone()
+			_, _, err := s.OpenLedger(s.t.Context(), s.guard, meta.Chain{ID: meta.DataChain(s.guard.Topic.UUID, 0)}, s.newLedger(), nil)
+			return err
+		}, is(meta.ErrNotFound)},
+		{"T1 for a topic that was created anew", func(s *state) error {
+			s.guard.Topic = s.gone()
+			_, err := s.CreateTopic(s.t.Context(), s.guard.Topic.Name, 0)
+			check(s.t, err)
+			_, _, err = s.OpenLedger(s.t.Context(), s.guard, meta.Chain{ID: meta.DataChain(s.guard.Topic.UUID, 0)}, s.newLedger(), nil)
+			return err
+		}, is(meta.ErrNotFound)},
+		{"T1 for another topic's chain", func(s *state) error {
+			closeIt(s)
+			s.guard.Topic = s.gone()
+			_, _, err := s.OpenLedger(s.t.Context(), s.guard, s.c, s.newLedger(), nil)
+			return err
+		}, is(meta.ErrInvalid)},
 		{"T1 with quorums that can't be", func(s *state) error {
 			closeIt(s)
 			l := s.newLedger()
@@ -427,4 +461,25 @@ func TestGuards(t *testing.T) {
 			}
 		})
 	}
+}
+
+// gone is a topic that was deleted, as somebody with a late cache still sees it.
+func (f *fixture) gone() *meta.Topic {
+	f.t.Helper()
+	topic, err := f.CreateTopic(f.t.Context(), "public/default/gone", 0)
+	check(f.t, err)
+	marked, err := f.MarkTopicDeleting(f.t.Context(), topic.Name)
+	check(f.t, err)
+	check(f.t, f.DeleteTopic(f.t.Context(), marked))
+	return &topic
+}
+
+// A topic's record that was written again, but is the same topic's, is no obstacle to T1.
+func TestOpenLedgerOfATopicWrittenAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	old := f.topic
+	old.Rev--
+	f.guard.Topic = &old
+	f.open()
 }

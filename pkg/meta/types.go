@@ -134,6 +134,9 @@ type chainPage struct {
 type Guard struct {
 	Bundle BundleID
 	Epoch  entry.Epoch
+	// Topic, when set, is the topic of the chain, as last seen; read only. Opening a ledger compares that it still
+	// exists and is not being deleted: an owner whose cache is late must not store what nobody finds again.
+	Topic *Topic
 }
 
 // Closing says how a ledger ends, under T3's guards by its writer or T5's by a recovery.
