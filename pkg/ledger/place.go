@@ -29,7 +29,8 @@ type PlaceRequest struct {
 
 // PlacementError says what is missing to place an ensemble.
 type PlacementError struct {
-	// Slots is how many slots were to be filled, Hosts how many hosts had a usable bookie for them.
+	// Slots is how many slots were to be filled, Hosts how many hosts had a usable bookie for them. With Hosts < Slots it
+	// is hosts that are missing, else zones.
 	Slots, Hosts int
 	// MinZones and Zones are the zones asked for per write set, and the known zones among all bookies involved.
 	MinZones, Zones int
@@ -37,14 +38,26 @@ type PlacementError struct {
 	Unusable int
 }
 
-// Error says what to add.
+// Error says what there is, and what to add.
 func (e *PlacementError) Error() string {
-	if e.Hosts < e.Slots {
-		return fmt.Sprintf("place ensemble: %d more bookies on distinct hosts are needed, %d hosts have a usable one (%d bookies are read-only, draining or suspect)",
-			e.Slots, e.Hosts, e.Unusable)
+	var passed string
+	if e.Unusable > 0 {
+		passed = fmt.Sprintf(" (%s read-only, draining or suspect)", count(e.Unusable, "bookie is", "bookies are"))
 	}
-	return fmt.Sprintf("place ensemble: every entry needs copies in %d zones, and the usable bookies in %d zones cannot be arranged so (%d bookies are read-only, draining or suspect)",
-		e.MinZones, e.Zones, e.Unusable)
+	if e.Hosts < e.Slots {
+		return fmt.Sprintf("place ensemble: %s needed, and %s a usable one%s: add bookies on %s",
+			count(e.Slots, "bookie on a host of its own is", "bookies on distinct hosts are"), count(e.Hosts, "host has", "hosts have"),
+			passed, count(e.Slots-e.Hosts, "more host", "more hosts"))
+	}
+	return fmt.Sprintf("place ensemble: every entry needs copies in %d zones, and the usable bookies in %s cannot be arranged so%s: add bookies in other zones",
+		e.MinZones, count(e.Zones, "zone", "zones"), passed)
+}
+
+func count(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
 }
 
 // placeSteps bounds the search for an arrangement: beyond it there may be one, but not among the likely ones.

@@ -39,8 +39,10 @@ func TestPlace(t *testing.T) {
 	}{
 		{"one bookie", "h1:", replication(1, 1, 1, 0), ""},
 		{"three hosts", "h1: h2: h3:", replication(3, 3, 2, 0), ""},
-		{"two bookies on one host", "h1: h1: h2:", replication(3, 3, 2, 0), "3 more bookies on distinct hosts are needed, 2 hosts have a usable one"},
-		{"read-only", "h1: h2: h3:!", replication(3, 3, 2, 0), "1 bookies are read-only"},
+		{"two bookies on one host", "h1: h1: h2:", replication(3, 3, 2, 0), "3 bookies on distinct hosts are needed, and 2 hosts have a usable one: add bookies on 1 more host"},
+		{"read-only", "h1: h2: h3:!", replication(3, 3, 2, 0), "2 hosts have a usable one (1 bookie is read-only, draining or suspect): add bookies on 1 more host"},
+		{"one of three", "h1:", replication(3, 3, 2, 0), "3 bookies on distinct hosts are needed, and 1 host has a usable one: add bookies on 2 more hosts"},
+		{"none", "", replication(1, 1, 1, 0), "1 bookie on a host of its own is needed, and 0 hosts have a usable one: add bookies on 1 more host"},
 		{"three zones", "h1:a h2:a h3:a h4:b h5:c", replication(3, 3, 2, 0), ""},
 		{"two zones asked for", "h1:a h2:a h3:a h4:b", replication(3, 3, 2, 2), ""},
 		{"one zone only", "h1:a h2:a h3:a", replication(3, 3, 2, 2), "every entry needs copies in 2 zones"},
