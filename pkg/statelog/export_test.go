@@ -15,3 +15,10 @@ func (l *Log) Gathered() int {
 	defer l.mu.Unlock()
 	return l.inFlight
 }
+
+// Rewriting tells whether the log is being shortened.
+func (l *Log) Rewriting() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rewriting
+}

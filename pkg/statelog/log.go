@@ -38,7 +38,8 @@ type Log struct {
 	inFlight  int
 	failing   bool
 	err       error
-	total     int64     // bytes of entries in the chain
+	total     int64 // bytes of entries in the chain
+	sizes     map[entry.LedgerID]int64
 	unstored  int64     // bytes of records on their way there
 	doubt     error     // damage that belongs to an unknown owner
 	rewriting bool      // a goroutine rewrites
@@ -75,7 +76,7 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 		env.Now = time.Now
 	}
 	cfg = cfg.withDefaults()
-	l := &Log{env: env, cfg: cfg, index: NewIndex(), patient: true, pending: budget.New(cfg.MaxPendingBytes)}
+	l := &Log{env: env, cfg: cfg, index: NewIndex(), sizes: map[entry.LedgerID]int64{}, patient: true, pending: budget.New(cfg.MaxPendingBytes)}
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	l.c, err = chain.Open(ctx, env.Chain, guard, meta.StateChain(bundle), chain.Config{
@@ -110,7 +111,7 @@ func (l *Log) replay(ctx context.Context) error {
 		}
 		l.mu.Lock()
 		for _, e := range entries {
-			l.total += int64(len(e.Body))
+			l.count(e.Position.Ledger, len(e.Body))
 			if err := l.applyEntry(e); err != nil {
 				l.mu.Unlock()
 				return err
@@ -276,7 +277,7 @@ func (l *Log) onConfirmed(entries []chain.ConfirmedEntry) {
 		if !ok {
 			panic("statelog: a foreign entry was confirmed")
 		}
-		l.total += int64(len(e.Body))
+		l.count(e.Position.Ledger, len(e.Body))
 		if err := l.applyEntry(chain.Entry{Position: e.Position, Body: e.Body}); err != nil {
 			panic(fmt.Sprintf("statelog: own entry does not parse: %v", err))
 		}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -359,5 +360,33 @@ func TestASplitCallThatFailsLeavesNoEnd(t *testing.T) {
 		if strings.HasPrefix(key, "a/") {
 			t.Errorf("%s is stored", key)
 		}
+	}
+}
+
+// The replies to deletions of ledgers are lost: the log knows its size all the same, and stays bounded.
+func TestLostRepliesToDeletionsAreNotCounted(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	f.lostReplies.Store(5)
+	clock := atomic.Int64{}
+	env := statelog.Env{Chain: f.env(), Now: func() time.Time { return time.UnixMilli(clock.Add(1000)) }}
+	const floor = 512 << 10
+	l, err := statelog.Open(t.Context(), env, f.takeover(), bundle, statelog.Config{FloorBytes: floor})
+	check(t, err)
+	t.Cleanup(l.Shutdown)
+	value := strings.Repeat("v", 2000)
+	for i := range 1000 {
+		put(t, l, rec("a", 1, strconv.Itoa(i%10), value))
+	}
+	if n := f.lostReplies.Load(); n >= 0 {
+		t.Fatalf("%d replies were not lost yet", n)
+	}
+	eventually(t, "the log to be shortened", func() bool { return !l.Rewriting() })
+	stored := int64(0)
+	for _, r := range l.Chain().Runs() {
+		stored += r.Bytes
+	}
+	if total, _ := l.Size(); total != stored || total > floor {
+		t.Fatalf("%d bytes are stored, the log says %d; allowed are %d", stored, total, floor)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
@@ -61,6 +62,8 @@ type cluster struct {
 	owners int
 	hold   chan struct{} // if set, ledgers are placed once it is closed
 	placed func()        // if set, called after each look for bookies
+	// lostReplies is how many more deletions of ledgers have an unknown outcome.
+	lostReplies atomic.Int64
 
 	mu         sync.Mutex
 	candidates []ledger.Candidate
@@ -136,8 +139,22 @@ func (f *cluster) env() chain.Env {
 				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
 			},
 		},
-		Meta: f.store, IDs: f.ids,
+		Meta: deletions{f.store, &f.lostReplies}, IDs: f.ids,
 	}
+}
+
+// deletions loses replies.
+type deletions struct {
+	chain.Metadata
+	lost *atomic.Int64
+}
+
+func (d deletions) DeleteLedger(ctx context.Context, g meta.Guard, c meta.Chain, id entry.LedgerID) (meta.Chain, error) {
+	after, err := d.Metadata.DeleteLedger(ctx, g, c, id)
+	if err == nil && d.lost.Add(-1) >= 0 {
+		err = meta.ErrUnknownOutcome
+	}
+	return after, err
 }
 
 // eventually waits for what nothing announces.

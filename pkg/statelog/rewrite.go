@@ -99,6 +99,7 @@ func (l *Log) shorten() error {
 			return nil
 		}
 		l.mu.Lock()
+		l.uncount(runs[0].Ledger)
 		if l.err != nil || l.total <= l.limit()/2 {
 			l.mu.Unlock()
 			return nil //nolint:nilerr // l.err, not err: the log is over, which is no failure of this
@@ -144,13 +145,28 @@ func (l *Log) barrier() chan struct{} {
 	return done
 }
 
+// count adds the bytes of an entry to the log's. mu is held, here and below.
+func (l *Log) count(id entry.LedgerID, n int) {
+	l.sizes[id] += int64(n)
+	l.total += int64(n)
+}
+
+// uncount takes off what lies below a ledger: ledgers go strictly from the oldest on, and the reply to a deletion may be
+// lost.
+func (l *Log) uncount(oldest entry.LedgerID) {
+	for id, n := range l.sizes {
+		if id < oldest {
+			l.total -= n
+			delete(l.sizes, id)
+		}
+	}
+}
+
 func (l *Log) trim(run meta.Run) error {
 	freed, err := l.c.Trim(l.ctx, func(r meta.Run) bool { return r.Ledger == run.Ledger })
 	l.mu.Lock()
-	for _, r := range freed {
-		l.total -= r.Bytes
-	}
 	if len(freed) > 0 {
+		l.uncount(run.Ledger + 1)
 		l.patient = true
 	}
 	l.wakeWaiters()
