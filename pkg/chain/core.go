@@ -162,7 +162,7 @@ type Action struct {
 	Err  error
 }
 
-// Limits say when a chain rolls to a new ledger. An empty ledger never rolls.
+// Limits say when a chain rolls to a new ledger. One of which nothing is confirmed never does.
 type Limits struct {
 	Bytes   int64
 	Entries int64
@@ -309,7 +309,8 @@ func (c *Core) append(ev Event) {
 		c.emit(Action{Kind: ActionOpenNext})
 	case PhaseOpen:
 		c.send()
-		if c.sent > 1 && (c.bytes >= c.limits.Bytes || c.sent >= c.limits.Entries ||
+		// While nothing is confirmed another ledger would only be sent the same again, and be full at once.
+		if c.lac != entry.NoEntry && c.sent > 1 && (c.bytes >= c.limits.Bytes || c.sent >= c.limits.Entries ||
 			ev.Now.Sub(c.opened) >= c.limits.Age) {
 			c.roll()
 		}

@@ -171,12 +171,12 @@ func TestARollKeepsOrderAndOffsets(t *testing.T) {
 	play(t, limits, `
 		append a 1 60   -> open
 		opened 7        -> use 7, send a=0
+		confirmed 0     -> show a@7:0
 		append b 1 60   -> send b=1, prepare
 		# Until all is prepared, the full ledger goes on.
 		append c 1 10   -> send c=2
 		prepared        -> close and open
 		append d 1 10
-		confirmed 0     -> show a@7:0
 		done a          -> finish a
 		end 0           -> 101
 		# The transaction closes below what was sent: the rest is not there, and goes to the next ledger before d.
@@ -195,6 +195,7 @@ func TestARollThatCannotBeDoneLeavesTheLedgerOpen(t *testing.T) {
 	play(t, limits, `
 		append a 1 60 -> open
 		opened 7      -> use 7, send a=0
+		confirmed 0   -> show a@7:0
 		append b 1 60 -> send b=1, prepare
 		prepared      -> close and open
 		append c 1 10
@@ -223,6 +224,27 @@ func TestAgeRollsOnTheNextAppendAndAnEmptyLedgerNever(t *testing.T) {
 	`)
 }
 
+func TestNothingRollsWhileNothingIsConfirmed(t *testing.T) {
+	t.Parallel()
+	play(t, limits, `
+		append a 1 60 -> open
+		opened 7      -> use 7, send a=0
+		append b 1 60 -> send b=1
+		wait 2h
+		append c 1 60 -> send c=2
+		# The writer may ask, to get other bookies.
+		want-roll     -> prepare
+		prepared      -> close and open
+		not-written a
+		not-written b
+		closed -1 8
+		not-written c -> use 8, send a=0, send b=1, send c=2
+		append d 1 1  -> send d=3
+		confirmed 0   -> show a@8:0
+		append e 1 1  -> send e=4, prepare
+	`)
+}
+
 func TestEarlyReceiptsAreMovedWithoutASecondWord(t *testing.T) {
 	t.Parallel()
 	play(t, limits, `
@@ -244,6 +266,7 @@ func TestLossDoubtsWhatIsInFlightAndFailsTheRest(t *testing.T) {
 	play(t, limits, `
 		append a 1 60 -> open
 		opened 7      -> use 7, send a=0
+		confirmed 0   -> show a@7:0
 		append b 1 60 -> send b=1, prepare
 		prepared      -> close and open
 		append c 1 1
@@ -294,11 +317,12 @@ func TestCloseDuringARoll(t *testing.T) {
 	play(t, limits, `
 		append a 1 200 -> open
 		opened 7       -> use 7, send a=0
+		confirmed 0    -> show a@7:0
 		append b 1 1   -> send b=1, prepare
 		close          -> close
 		prepared
 		close-failed   -> close later
-		confirmed 1    -> show a@7:0, show b@7:1
+		confirmed 1    -> show b@7:1
 		done a         -> finish a
 		done b         -> finish b
 		closed 1 0     -> use 0, end
