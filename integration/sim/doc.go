@@ -1,0 +1,35 @@
+// Package sim runs a small Penstock cluster under a seed: brokers, bookies and etcd in one goroutine, in simulated
+// time, over a simulated network and disks that lose what was not synced.
+//
+//	err := sim.Run(sim.Options{Seed: 12345}) // nil, or a *Failure that tells the story
+//
+// Every decision is drawn from the seed: shapes and quorums, delays, losses, reorderings, crashes, power cuts, who
+// does what and when. The same seed gives the same trace, byte for byte. Nothing reads a clock, starts a goroutine
+// that runs beside another one, or walks a map where order could show.
+//
+//	  workload            faults
+//	     │ append            │ crash, pause, cut, power cut, disk full, …
+//	     ▼                   ▼
+//	┌─ broker ────────┐   ┌─ kernel ─┐      ┌─ bookie ──────────────┐
+//	│ chain.Core      │   │ heap of  │      │ bookie.Admit          │
+//	│ ledger.Writer-, │──►│ events,  │─────►│ ledgerstore.Core      │
+//	│ RecoveryCore    │◄──│ network  │◄─────│ segments on vfs.Mem   │
+//	│ meta.Store      │   └──────────┘      │ meta.Store            │
+//	└───────┬─────────┘        ▲            └──────────┬────────────┘
+//	        └── transactions ──┴── etcdmodel ──────────┘
+//	                               │ each applied change
+//	                               ▼
+//	                            checks: what was acknowledged, served, denied, promised
+//
+// What is real: the state machines of package ledger, chain and ledgerstore, quorum arithmetic and placement, segment
+// files with their recovery, admission, and all of package meta down to etcd's wire types. What stands in for
+// something: the runners around those state machines (goroutines, sockets and timers in the product, events here), the
+// network (links as package bookieclient keeps them: one connection per bookie and use, in order, answered or broken
+// as a whole), and etcd, by the model in etcdmodel, which a test compares with the real one.
+//
+// A method of meta.Store is straight-line code with several round trips. It runs as a coroutine that yields at each
+// of them, so what others do falls in between, and each request can be lost before or after it was applied.
+//
+// The alternative, the product's own goroutines under testing/synctest, was rejected: time is simulated there, but the order
+// in which goroutines run is not, so a seed does not come back.
+package sim
