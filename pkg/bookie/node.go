@@ -138,14 +138,14 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 	}
 	b.server = NewServer(cfg.Server, b.me, b.store, env.Meta, b.log, env.Registerer)
 	b.collector = NewCollector(cfg.GC, b.me, b.store, env.Meta, b.log, env.Registerer)
-	r := &registrar{meta: env.Meta, session: b.session, store: b.store, base: b.registration(), interval: cfg.RegistrationInterval, log: b.log}
-	lost, info, err := r.register(ctx)
+	r := &registrar{meta: env.Meta, cluster: b.me.Cluster, session: b.session, store: b.store, base: b.registration(), interval: cfg.RegistrationInterval, log: b.log}
+	reg, err := r.register(ctx)
 	if err != nil {
 		return nil, err
 	}
-	b.serve(life, r, lost, info)
-	b.log.Info("bookie serves", slog.String("storage", b.me.Storage.String()), slog.String("data", info.Data),
-		slog.String("state", info.State.String()), slog.Uint64("free_bytes", info.FreeBytes))
+	b.serve(life, r, reg)
+	b.log.Info("bookie serves", slog.String("storage", b.me.Storage.String()), slog.String("data", reg.info.Data),
+		slog.String("state", reg.info.State.String()), slog.Uint64("free_bytes", reg.info.FreeBytes))
 	return b, nil
 }
 
@@ -221,14 +221,14 @@ func (b *Bookie) settleLoss(ctx context.Context) error {
 }
 
 // serve starts everything that runs until Shutdown.
-func (b *Bookie) serve(ctx context.Context, r *registrar, lost <-chan struct{}, info meta.BookieInfo) {
+func (b *Bookie) serve(ctx context.Context, r *registrar, reg registration) {
 	b.wg.Go(func() {
 		if err := b.server.Serve(b.data); err != nil {
 			b.fail(err)
 		}
 	})
 	b.wg.Go(func() {
-		if err := r.run(ctx, lost, info); err != nil {
+		if err := r.run(ctx, reg); err != nil {
 			b.fail(err)
 		}
 	})

@@ -67,7 +67,7 @@ func TestCacheFollows(t *testing.T) {
 	for n := byte(2); n > 0; n-- {
 		id := fmt.Sprintf("k%d", n)
 		check(t, f.CreateCookie(ctx, meta.Cookie{ID: id, UUID: storage(n)}))
-		check(t, f.RegisterBookie(ctx, meta.BookieInfo{ID: id, UUID: storage(n), State: meta.BookieReadOnly}, f.lease))
+		check(t, f.RegisterBookie(ctx, meta.BookieInfo{ID: id, UUID: storage(n), State: meta.BookieReadOnly}, f.lease, 0))
 	}
 	await(t, c, meta.KindBookies, "bookies", func() bool {
 		all := c.Bookies()

@@ -31,10 +31,23 @@ func (s *Store) DeregisterBroker(ctx context.Context, id string, lease clientv3.
 	return s.deregister(ctx, "deregister broker", s.brokerKey(id), lease)
 }
 
-// RegisterBookie announces a live bookie under its lease, in place of an earlier registration of that
-// identity. Its cookie must be there ([ErrNotFound]) and name that identity ([ErrConflict]), which must not
-// be retired ([ErrRetired]).
-func (s *Store) RegisterBookie(ctx context.Context, b BookieInfo, lease clientv3.LeaseID) error {
+// BookieRegisteredError says that a storage identity is registered under another lease that is alive: by another
+// process, or by an earlier life of the caller's that died less than its lease's TTL ago.
+type BookieRegisteredError struct {
+	Info  BookieInfo
+	Lease clientv3.LeaseID
+}
+
+// Error implements error.
+func (e *BookieRegisteredError) Error() string {
+	return fmt.Sprintf("storage %s is registered at %s", e.Info.UUID, e.Info.Data)
+}
+
+// RegisterBookie announces a live bookie under its lease. Its cookie must be there ([ErrNotFound]) and name that
+// identity ([ErrConflict]), which must not be retired ([ErrRetired]) nor be registered under another lease
+// ([*BookieRegisteredError]): two processes that answer for one identity would each deny what the other has
+// acknowledged. over, if not 0, is the lease of such a registration whose process the caller knows to be gone.
+func (s *Store) RegisterBookie(ctx context.Context, b BookieInfo, lease, over clientv3.LeaseID) error {
 	const op = "register bookie"
 	fail := func(err error) error { return fmt.Errorf("%s %s: %w", op, b.ID, err) }
 	cookie, rev, err := s.getCookie(ctx, b.ID)
@@ -48,26 +61,64 @@ func (s *Store) RegisterBookie(ctx context.Context, b BookieInfo, lease clientv3
 	if err != nil {
 		return fail(err)
 	}
-	var t txn
-	t.compareRev(s.cookieKey(b.ID), rev)
-	t.compareUnretired(s, b.UUID)
-	t.put(s.bookieKey(b.UUID), value, clientv3.WithLease(lease))
-	resp, err := s.commitTxn(ctx, op, &t)
+	key := s.bookieKey(b.UUID)
+	for seen := int64(0); ; {
+		var t txn
+		t.compareRev(s.cookieKey(b.ID), rev)
+		t.compareUnretired(s, b.UUID)
+		t.compareRev(key, seen)
+		t.put(key, value, clientv3.WithLease(lease))
+		resp, err := s.commitTxn(ctx, op, &t)
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded {
+			return nil
+		}
+		now := t.results(resp)
+		if err := t.retirement(s, now); err != nil {
+			return fail(err)
+		}
+		if kv := now[s.cookieKey(b.ID)]; kv == nil || kv.ModRevision != rev {
+			return fail(fmt.Errorf("cookie: %w", ErrConflict))
+		}
+		kv := now[key]
+		if kv == nil {
+			seen = 0 // its lease has just ended
+			continue
+		}
+		if holder := clientv3.LeaseID(kv.Lease); holder != lease && (holder != over || over == 0) {
+			info, err := decodeBookie(key, kv.Value)
+			if err != nil {
+				return err
+			}
+			return fail(&BookieRegisteredError{Info: info, Lease: holder})
+		}
+		seen = kv.ModRevision
+	}
+}
+
+// BookieLease returns the lease that a storage identity is registered under, or [ErrNotFound].
+func (s *Store) BookieLease(ctx context.Context, u entry.StorageUUID) (clientv3.LeaseID, error) {
+	const op = "read registration"
+	resp, err := s.read(ctx, op, clientv3.OpGet(s.bookieKey(u)))
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if resp.Succeeded {
-		return nil
+	kvs := resp.Responses[0].GetResponseRange().Kvs
+	if len(kvs) == 0 {
+		return 0, fmt.Errorf("%s of storage %s: %w", op, u, ErrNotFound)
 	}
-	if err := t.retirement(s, t.results(resp)); err != nil {
-		return fail(err)
-	}
-	return fail(fmt.Errorf("cookie: %w", ErrConflict))
+	return clientv3.LeaseID(kvs[0].Lease), nil
 }
 
 // UpdateBookie replaces a bookie's registration under the same lease, or returns [ErrLease] when there is none.
 func (s *Store) UpdateBookie(ctx context.Context, b BookieInfo, lease clientv3.LeaseID) error {
 	const op = "update bookie"
+	if lease == clientv3.NoLease {
+		// To etcd that is what a key that is not there has: the update would make a registration that never ends.
+		return fmt.Errorf("%s %s: %w", op, b.ID, ErrLease)
+	}
 	value, err := encodeBookie(b)
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", op, b.ID, err)

@@ -296,11 +296,14 @@ func TestIdentities(t *testing.T) {
 	f := newFixture(t)
 	ctx := t.Context()
 	cookie := meta.Cookie{ID: "bookie-1", UUID: storage(1), Created: time.UnixMilli(1000)}
-	if err := f.RegisterBookie(ctx, meta.BookieInfo{ID: "bookie-1", UUID: storage(1)}, f.lease); !errors.Is(err, meta.ErrNotFound) {
+	if err := f.RegisterBookie(ctx, meta.BookieInfo{ID: "bookie-1", UUID: storage(1)}, f.lease, 0); !errors.Is(err, meta.ErrNotFound) {
 		t.Fatalf("registered without a cookie: %v", err)
 	}
 	check(t, f.CreateCookie(ctx, cookie))
 	check(t, f.CreateCookie(ctx, cookie))
+	if err := f.UpdateBookie(ctx, meta.BookieInfo{ID: "bookie-1", UUID: storage(1)}, clientv3.NoLease); !errors.Is(err, meta.ErrLease) {
+		t.Fatalf("registered for good, by an update without a lease: %v", err)
+	}
 	if err := f.CreateCookie(ctx, meta.Cookie{ID: "bookie-1", UUID: storage(2)}); !errors.Is(err, meta.ErrExists) {
 		t.Fatalf("a second identity: %v", err)
 	}
@@ -309,15 +312,34 @@ func TestIdentities(t *testing.T) {
 		t.Fatalf("got %+v, %v", got, err)
 	}
 	info := meta.BookieInfo{ID: "bookie-1", UUID: storage(2)}
-	if err := f.RegisterBookie(ctx, info, f.lease); !errors.Is(err, meta.ErrConflict) {
+	if err := f.RegisterBookie(ctx, info, f.lease, 0); !errors.Is(err, meta.ErrConflict) {
 		t.Fatalf("registered a wiped disk: %v", err)
 	}
 	info.UUID = storage(1)
-	check(t, f.RegisterBookie(ctx, info, f.lease))
+	check(t, f.RegisterBookie(ctx, info, f.lease, 0))
 	info.FreeBytes = 5
 	check(t, f.UpdateBookie(ctx, info, f.lease))
 	if err := f.UpdateBookie(ctx, info, newLease(t)); !errors.Is(err, meta.ErrLease) {
 		t.Fatalf("updated under another lease: %v", err)
+	}
+	if held, err := f.BookieLease(ctx, storage(1)); err != nil || held != f.lease {
+		t.Fatalf("registered under %x, %v", held, err)
+	}
+	second := newLease(t)
+	var registered *meta.BookieRegisteredError
+	if err := f.RegisterBookie(ctx, info, second, 0); !errors.As(err, &registered) || registered.Lease != f.lease || registered.Info.FreeBytes != 5 {
+		t.Fatalf("registered beside a live one: %v", err)
+	}
+	if err := f.RegisterBookie(ctx, info, second, newLease(t)); !errors.As(err, &registered) {
+		t.Fatalf("registered over another one than meant: %v", err)
+	}
+	check(t, f.RegisterBookie(ctx, info, f.lease, 0))
+	check(t, f.RegisterBookie(ctx, info, second, f.lease))
+	if held, err := f.BookieLease(ctx, storage(1)); err != nil || held != second {
+		t.Fatalf("registered under %x, %v", held, err)
+	}
+	if _, err := f.BookieLease(ctx, storage(7)); !errors.Is(err, meta.ErrNotFound) {
+		t.Fatalf("got %v", err)
 	}
 	check(t, f.RetireStorage(ctx, "bookie-1", storage(1)))
 	check(t, f.RetireStorage(ctx, "bookie-1", storage(1)))
