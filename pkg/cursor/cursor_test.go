@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/statelog"
 )
 
 var testUUID = entry.UUID{0xa1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
@@ -645,5 +646,42 @@ func BenchmarkAckRandom(b *testing.B) { // the floor stays, 64 pages fill up
 				c.Confirm(batch.Seq)
 			}
 		}
+	}
+}
+
+// A page in which each message is to be delivered again at another time, after ever so many deliveries, fits into a
+// record of the state log, as does each change of it.
+func TestTheLargestPageFitsIntoTheStateLog(t *testing.T) {
+	t.Parallel()
+	c := newCursor(t, 1)
+	var l log
+	largest := 0
+	for round := range 3 {
+		for o := range entry.Offset(pageSize - 1) {
+			retry := Retry{Count: ^uint32(0) - uint32(round), NotBefore: 1<<63 - 1 - int64(o), Reason: RetryNacked}
+			if _, err := c.SetRetry(0, pageSize, Range{o + 1, o + 2}, retry); err != nil {
+				t.Fatal(err)
+			}
+			if o%32768 == 1 {
+				b, _ := c.Take()
+				l.write(b.Records)
+			}
+		}
+		b, _ := c.Take()
+		l.write(b.Records)
+	}
+	for _, r := range l.records() {
+		largest = max(largest, len(r.Value))
+	}
+	t.Logf("the largest record has %d bytes", largest)
+	if largest > statelog.MaxValue || largest < 1<<20 {
+		t.Fatalf("a record has %d bytes, the state log takes %d", largest, statelog.MaxValue)
+	}
+	again, err := Load(l.records())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.Retries().Len() != pageSize-1 {
+		t.Fatalf("%d redeliveries are left", again.Retries().Len())
 	}
 }

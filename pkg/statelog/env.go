@@ -15,9 +15,10 @@ import (
 const (
 	MaxOwner = 1 << 10
 	MaxKey   = 32 << 10
-	MaxValue = 1 << 20
+	// MaxValue has room for the largest page of a cursor: 65,536 messages, each with another redelivery to come.
+	MaxValue = 3 << 19
 	// MaxEntry is what the records of one call may take, encoded, and stay together.
-	MaxEntry = 1<<20 + 64<<10
+	MaxEntry = MaxValue + 64<<10
 )
 
 // Errors that callers decide by. All are returned wrapped. A record list that was taken in fails with a
