@@ -85,6 +85,7 @@ func TestCopyOfADataDirectoryIsRefused(t *testing.T) {
 	if !errors.As(err, &ie) || !strings.Contains(ie.Problem, first.DataAddr()) || !strings.Contains(ie.Advice, "copy") {
 		t.Fatalf("got %v", err)
 	}
+	w.await(first.Storage(), func(i meta.BookieInfo, _ bool) bool { return i.Data == first.DataAddr() })
 	l := w.open(first.Storage())
 	if c := addTo(w.client(), first.Storage(), makeAdd(l.ID, 0, "x")); c != bookiewire.OK {
 		t.Fatalf("the original: %s", c)
@@ -130,7 +131,7 @@ func TestBookieWaitsForASilentHolder(t *testing.T) {
 	defer silent.Close()
 	held := w.usurp(info, silent.Addr().String(), 0)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), holderTimeout+500*time.Millisecond)
 	defer cancel()
 	if _, err := Start(ctx, w.config(dir), w.env(vfs.OS())); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("got %v", err)
