@@ -54,7 +54,7 @@ func TestSimulation(t *testing.T) {
 	}
 	t.Logf("%+v", sum)
 	// A simulation in which nothing happens proves nothing.
-	if sum.Changes == 0 || sum.Recovered == 0 || sum.Closed == 0 || sum.Repairs == 0 || sum.All == 0 || sum.Dropped == 0 {
+	if sum.Changes == 0 || sum.Pulled == 0 || sum.Recovered == 0 || sum.Closed == 0 || sum.Repairs == 0 || sum.All == 0 || sum.Dropped == 0 {
 		t.Errorf("some story never happened: %+v", sum)
 	}
 }

@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -77,7 +78,7 @@ func (c *WriterCore) trimStraggler(i int) {
 	if s.unacked <= limit || c.track.Tail() > lac {
 		return
 	}
-	for e := c.track.Tail(); e <= lac && s.unacked > limit; e++ {
+	for e := c.track.Tail(); e <= lac && e < c.held() && s.unacked > limit; e++ {
 		if c.track.Tracked(e) && c.track.Missing(e).Has(i) {
 			c.giveUp(e, 1<<i)
 		}
@@ -173,9 +174,8 @@ func (c *WriterCore) plan(bad quorum.Set, needed bool) {
 	if !ch.failedAt.IsZero() && c.now.Sub(ch.failedAt) < pause {
 		return
 	}
-	first := c.track.LAC() + 1
-	if first != c.first && len(c.ledger.Fragments) >= c.cfg.MaxFragments {
-		ch.wantsRoll = true
+	capped := len(c.ledger.Fragments) >= c.cfg.MaxFragments
+	if capped && ch.wantsRoll {
 		return
 	}
 	if ch.candidatesAt.IsZero() || c.now.Sub(ch.candidatesAt) > candidatesFresh {
@@ -188,6 +188,11 @@ func (c *WriterCore) plan(bad quorum.Set, needed bool) {
 		return
 	}
 	ch.failedAt = time.Time{}
+	first := c.firstOfChange(slots)
+	if capped && first != c.first {
+		ch.wantsRoll = true
+		return
+	}
 	if !needed && (ch.verifiedAt.IsZero() || c.now.Sub(ch.verifiedAt) > verifiedFresh) {
 		c.verify()
 		return
@@ -199,6 +204,47 @@ func (c *WriterCore) plan(bad quorum.Set, needed bool) {
 	ch.proposed = append(fragments, meta.Fragment{First: first, Slots: slots})
 	c.phase = Changing
 	c.ready.Change = &Change{Ledger: c.ledger, Fragments: ch.proposed}
+}
+
+// firstOfChange returns where the fragment with the given slots is to begin: after the LAC, or where the copies begin that an
+// append of AckAll still waits for and a changed slot lacks. In the older fragment nobody would make them any more. What
+// is confirmed moves along, so it must count in the new fragment too: those who acknowledged it stay in their slots. An
+// entry with a copy in a changed slot, or with one that was left to repair, ends the search.
+func (c *WriterCore) firstOfChange(slots []meta.Slot) entry.EntryID {
+	first := c.track.LAC() + 1
+	if len(c.allQ) == 0 {
+		return first
+	}
+	changed := changedSlots(c.ensemble(), slots)
+	for e := first - 1; e >= max(c.first, c.allQ[0]); e-- {
+		p, ws := c.at(e), c.track.Quorum().WriteSet(e)
+		if c.track.Acks(e)&changed != 0 || p.lost != 0 {
+			break
+		}
+		if p.level == AckAll && ws&changed != 0 {
+			first = e
+		}
+	}
+	return first
+}
+
+func changedSlots(old, next []meta.Slot) quorum.Set {
+	var changed quorum.Set
+	for i := range next {
+		if next[i].UUID != old[i].UUID {
+			changed |= 1 << i
+		}
+	}
+	return changed
+}
+
+// held returns the first entry that a proposed ensemble change may move: until its outcome is known, no copy of it or of
+// later ones is final.
+func (c *WriterCore) held() entry.EntryID {
+	if c.phase == Changing {
+		return last(c.change.proposed).First
+	}
+	return math.MaxInt64
 }
 
 // replace returns the ensemble with as many of the bad slots replaced as possible, or nil if none can be.
@@ -321,9 +367,11 @@ func (c *WriterCore) ChangeDone(result TxnResult, l meta.Ledger, err error) {
 				}
 			}
 		}
+		held := c.held()
 		c.change.proposed = nil
 		c.change.refusedAt = c.now
 		c.phase = Active
+		c.settleFrom(held)
 		c.confirm()
 	case Lost, NoOutcome:
 		c.withdraw(joinCause(ErrTakenOver, err))
@@ -339,29 +387,32 @@ func joinCause(kind, err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-// adopt makes the acknowledged ensemble the one that entries above the LAC are counted against.
-func (c *WriterCore) adopt(l meta.Ledger) {
-	old := c.ensemble()
-	c.ledger = l
-	f := l.Fragments[len(l.Fragments)-1]
-	if f.First != c.track.LAC()+1 || !slices.Equal(f.Slots, c.change.proposed[len(c.change.proposed)-1].Slots) {
-		panic("ledger: the acknowledged fragment is not the one proposed")
-	}
-	var changed quorum.Set
-	for i, s := range f.Slots {
-		if s.UUID != old[i].UUID {
-			changed |= 1 << i
-			c.avoidBookie(old[i].UUID)
+// settleFrom settles the confirmed entries from e on that an ensemble change held back.
+func (c *WriterCore) settleFrom(e entry.EntryID) {
+	for e = max(e, c.track.Tail()); e <= c.track.LAC(); e++ {
+		if c.track.Tracked(e) {
+			c.settle(e)
 		}
 	}
-	// Confirmed entries stay in the older fragment, whose replaced slots get no more copies from here.
+	c.completeAll()
+}
+
+// adopt makes the acknowledged ensemble the one that entries of its fragment are counted against.
+func (c *WriterCore) adopt(l meta.Ledger) {
+	old, f := c.ensemble(), last(l.Fragments)
+	if !sameFragment(f, last(c.change.proposed)) {
+		panic("ledger: the acknowledged fragment is not the one proposed")
+	}
+	c.ledger = l
 	c.first = f.First
+	changed := changedSlots(old, f.Slots)
+	changed.Each(func(i int) { c.avoidBookie(old[i].UUID) })
+	// What stays in the older fragment gets no more copies in its replaced slots from here.
 	for e := c.track.Tail(); e < f.First; e++ {
 		if c.track.Tracked(e) {
 			c.giveUp(e, changed)
 		}
 	}
-	c.completeAll()
 	c.track.Prune(f.First, changed, quorumOf(l.Replication, f.Slots))
 	changed.Each(func(i int) { c.slots[i] = slotState{uuid: f.Slots[i].UUID, progress: c.now} })
 	for e := f.First; e < c.track.Next(); e++ {
@@ -372,8 +423,11 @@ func (c *WriterCore) adopt(l meta.Ledger) {
 	c.change.proposed = nil
 	c.change.stalledSince, c.change.refusedAt = time.Time{}, time.Time{}
 	c.phase = Active
-	for e := f.First; e <= c.sentTo; e++ {
-		c.send(e)
+	c.settleFrom(f.First)
+	for e := max(f.First, c.track.Tail()); e <= c.sentTo; e++ {
+		if c.track.Tracked(e) {
+			c.send(e)
+		}
 	}
 	c.confirm()
 }

@@ -50,6 +50,8 @@ func (p Phase) String() string {
 //   - Nothing is sent to, or counted against, a new ensemble before its transaction is acknowledged. From the
 //     proposal to the definite outcome nothing is confirmed: the new fragment starts at LAC+1, so an entry
 //     confirmed meanwhile by the old bookies would be looked for on the new ones.
+//   - For an append that waits for all copies the new fragment starts at that append, if it and what follows it are
+//     confirmed without the replaced bookies: then its last copy is made in the new fragment.
 //   - After a change each entry is looked at by itself: what its write set now lacks is sent. Comparing ensembles
 //     misses entries when a bookie left and came back.
 //   - A fence, or a record that is not open any more, ends the writer: what is pending has an unknown outcome.
@@ -474,7 +476,7 @@ func (c *WriterCore) unknown(e entry.EntryID, cause error) error {
 func (c *WriterCore) completeAll() {
 	n := 0
 	for _, e := range c.allQ {
-		if e > c.track.LAC() {
+		if e > c.track.LAC() || e >= c.held() {
 			break
 		}
 		if !c.track.Tracked(e) {
@@ -500,7 +502,7 @@ func (c *WriterCore) completeAll() {
 // settle releases a confirmed entry that waits for no copy any more.
 func (c *WriterCore) settle(e entry.EntryID) {
 	p := c.at(e)
-	if !p.released && c.track.Missing(e)&^p.lost == 0 {
+	if e < c.held() && !p.released && c.track.Missing(e)&^p.lost == 0 {
 		p.released = true
 		p.body = nil
 		c.ready.Released += p.size

@@ -106,16 +106,19 @@ func (t *Tracker) AdvanceOne() entry.EntryID {
 	return t.one
 }
 
-// Prune is an acknowledged ensemble change: entries from from on, none of them confirmed, are counted against q,
-// and the acknowledgements of the changed slots are forgotten. Entries before from keep theirs: they belong to an
-// older fragment.
+// Prune is an acknowledged ensemble change: entries from from on are counted against q, and the acknowledgements of the
+// changed slots are forgotten. Entries before from keep theirs: they belong to an older fragment. Confirmed entries may be
+// among those from from on, if they count without the changed slots.
 func (t *Tracker) Prune(from entry.EntryID, changed Set, q *Quorum) {
-	if from <= t.lac {
-		panic(fmt.Sprintf("quorum: ensemble change from entry %d, confirmed is %d", from, t.lac))
-	}
 	t.q = q
 	for e := max(from, t.tail); e < t.next; e++ {
 		t.acks[t.at(e)] &^= changed
+		if e <= t.lac && !q.Valid(t.acks[t.at(e)]) {
+			panic(fmt.Sprintf("quorum: ensemble change from entry %d, entry %d is confirmed and would not count in it", from, e))
+		}
+	}
+	if from < t.tail {
+		panic(fmt.Sprintf("quorum: ensemble change from entry %d, tracked from %d on", from, t.tail))
 	}
 	t.one = t.lac
 }
