@@ -134,7 +134,7 @@ func writeUnsealed(b *testing.B, cfg Config, n int) {
 	e := entry.EntryID(1)
 	payload := make([]byte, 1024)
 	for range n {
-		seg, err := s.prepare(false)
+		seg, err := s.prepare(ordinary)
 		must(b, err)
 		w := seg.handle.writer
 		for {

@@ -122,17 +122,16 @@ func (s *Store) rewrite(ctx context.Context, victims []*Segment) (_ *Segment, _ 
 	}
 	// What a batch adds to its records, and the footer, with room to spare.
 	size := min(live+live/4+mib/16, segment.MaxSegmentBytes)
-	w, err := s.create(out, size, false)
+	w, err := s.create(out, size, ordinary)
 	if errors.Is(err, syscall.ENOSPC) {
-		w, err = s.create(out, size, true)
+		w, err = s.create(out, size, lastReserve)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() {
 		if err != nil {
-			out.handle.close()
-			err = errors.Join(err, s.fs.Remove(out.path))
+			err = errors.Join(err, s.discard(out))
 		}
 	}()
 	c := &copier{store: s, to: w}
@@ -173,16 +172,15 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 	published := false
 	defer func() {
 		if err != nil && out != nil && !published {
-			out.handle.close()
-			err = errors.Join(err, s.fs.Remove(out.path))
+			err = errors.Join(err, s.discard(out))
 		}
 	}()
 	going := make([]uint64, len(victims))
 	for i, v := range victims {
 		going[i] = v.seq
 	}
-	elsewhere := func(l entry.LedgerID, upto uint64) bool { return s.recordsElsewhere(victims, out, l, upto) }
-	err = s.wait(ctx, func(done func(error)) Event { return &Carry{Segments: going, Elsewhere: elsewhere, Done: done} })
+	obsolete := s.obsoleteTombs(victims, going, out)
+	err = s.wait(ctx, func(done func(error)) Event { return &Carry{Segments: going, Obsolete: obsolete, Done: done} })
 	if err != nil {
 		return 0, err
 	}
@@ -208,7 +206,7 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 	}
 	// Not given up when ctx ends: readers must not be left with segments that are gone.
 	err = s.wait(context.WithoutCancel(ctx), func(done func(error)) Event {
-		return &Replaced{Old: victims, New: out, Runs: infos, Done: done}
+		return &Replaced{Old: victims, New: out, Obsolete: obsolete, Runs: infos, Done: done}
 	})
 	if err != nil {
 		return 0, err
@@ -221,6 +219,18 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 		}
 	}
 	return freed, s.fs.SyncDir(s.cfg.Dir)
+}
+
+// obsoleteTombs are the ledgers whose tombstone stands in victims and whose records are nowhere else: what is sealed
+// gets no more of them, so that this stays true.
+func (s *Store) obsoleteTombs(victims []*Segment, going []uint64, out *Segment) map[entry.LedgerID]bool {
+	obsolete := map[entry.LedgerID]bool{}
+	for id, t := range s.table.tombSnapshot() {
+		if slices.Contains(going, t.in) && !s.recordsElsewhere(victims, out, id, t.at.seq) {
+			obsolete[id] = true
+		}
+	}
+	return obsolete
 }
 
 // recordsElsewhere reports whether a segment up to a sequence number, other than the victims, has records of l.
@@ -255,7 +265,7 @@ type copier struct {
 func (c *copier) copyFrom(ctx context.Context, v *Segment) error {
 	r, err := v.handle.acquireReader(c.store.fs, v.path)
 	if err != nil {
-		return err
+		return c.damaged(v, err)
 	}
 	defer v.handle.release()
 	for _, id := range v.ledgers {

@@ -52,7 +52,9 @@ type Core struct {
 	unsealed               int
 	mustRoll               bool // the active segment refused a write for want of space
 	noNext                 bool // there is no space for an ordinary next segment
-	stalled                bool // nor for one from the reserve: what is urgent waits for space
+	exhausted              bool // nor for one from the reserve: what is left of the active one is for control records
+	stalled                bool // and that is used up too: they wait for space
+	keep                   int64
 
 	deferred []Event // came for ledgers that are deleted by now
 
@@ -68,11 +70,12 @@ type Core struct {
 
 // NewCore starts a pipeline that appends to active, with an empty table.
 func NewCore(active *Segment, pendingLimit int64) *Core {
-	return newCore(newTable(1), active, pendingLimit, 1)
+	return newCore(newTable(1), active, pendingLimit, 1, 0)
 }
 
-func newCore(t *table, active *Segment, pendingLimit int64, unsealed int) *Core {
-	return &Core{table: t, active: active, pendingLimit: pendingLimit, unsealed: unsealed}
+// keep is how many bytes of a segment entries leave to control records while there is no other segment to go on in.
+func newCore(t *table, active *Segment, pendingLimit int64, unsealed int, keep int64) *Core {
+	return &Core{table: t, active: active, pendingLimit: pendingLimit, unsealed: unsealed, keep: keep}
 }
 
 // Ready is what is to be done. The slices are the caller's.
@@ -84,7 +87,8 @@ type Ready struct {
 	// Checks are adds of entries that may be stored already; then Step(Checked) for each.
 	Checks []*Check
 	// Prepare asks for the segment after the active one; then Step(Prepared). An error that is ENOSPC is followed
-	// by Reserve when something urgent needs the segment: it may be taken from the reserve.
+	// by Reserve when something urgent needs the segment: it may be taken from the reserve. If that has none either,
+	// entries are refused, recovery's too, and control records go on as long as the active segment has room.
 	Prepare, Reserve bool
 	// Seals are complete and durable and want their footers; then Step(Sealed) for each.
 	Seals []*Segment
@@ -182,7 +186,7 @@ func (c *Core) Step(ev Event) {
 		c.stepReplaced(ev)
 	case *Space:
 		c.state = ev.State
-		c.spaceOut, c.noNext, c.stalled = false, false, false
+		c.spaceOut, c.noNext, c.exhausted, c.stalled = false, false, false, false
 	case *Broken:
 		c.fail(ev.Err)
 	case *quit:
@@ -321,7 +325,11 @@ func (c *Core) fits(it *item, n int, bodies int64) bool {
 	if n == 0 && c.active.batches == 0 {
 		return true // what is too large for any segment makes its own one longer
 	}
-	return c.active.appender.Room(n+1, bodies+int64(len(it.rec.Body)))
+	size := int64(len(it.rec.Body))
+	if it.rec.Kind == segment.KindEntry && c.noNext && c.next == nil {
+		size += c.keep
+	}
+	return c.active.appender.Room(n+1, bodies+size)
 }
 
 // roll makes the next segment the active one, if it is there.
@@ -330,9 +338,11 @@ func (c *Core) roll() bool {
 		switch {
 		case !c.noNext:
 			c.askPrepare()
+		case c.exhausted:
+			c.stalled = true
 		case !c.prepareAsked && c.unsealed < maxUnsealed:
 			// No space for an ordinary segment: what is urgent gets one from the reserve.
-			c.turnAdds()
+			c.turnAdds(false)
 			if c.urgentQueued() {
 				c.prepareAsked, c.ready.Reserve = true, true
 			}
@@ -363,7 +373,8 @@ func (c *Core) stepPrepared(ev *Prepared) {
 	case !errors.Is(ev.Err, syscall.ENOSPC):
 		c.fail(fmt.Errorf("prepare segment: %w", ev.Err))
 	case c.noNext:
-		c.stalled = true // the reserve is used up
+		c.exhausted = true
+		c.turnAdds(true)
 	default:
 		c.noNext, c.spaceOut = true, true
 	}
@@ -493,14 +504,15 @@ func (c *Core) refuseForSpace(b *Batch) {
 	c.groups = c.groups[:len(c.groups)-1]
 	c.queue = append(append(make([]*item, 0, len(b.items)+len(c.queue)), b.items...), c.queue...)
 	c.recycle(b)
-	c.turnAdds()
+	c.turnAdds(false)
 }
 
-// turnAdds answers the adds in the queue that may be refused for want of space.
-func (c *Core) turnAdds() {
+// turnAdds answers the adds in the queue that may be refused for want of space: once the reserve is used up, recovery's
+// as well.
+func (c *Core) turnAdds(urgent bool) {
 	kept := c.queue[:0]
 	for _, it := range c.queue {
-		if it.rec.Kind != segment.KindEntry || it.urgent {
+		if it.rec.Kind != segment.KindEntry || it.urgent && !urgent {
 			kept = append(kept, it)
 			continue
 		}

@@ -152,11 +152,12 @@ func (d *script) parse(t *testing.T, f []string) Event {
 		return &Limbo{Ledger: entry.LedgerID(num(1)), Clear: true, Done: say("limbo-cleared " + f[1])}
 	case "delete":
 		return &Delete{Ledger: entry.LedgerID(num(1)), Done: say("delete " + f[1])}
-	case "carry":
-		return &Carry{
-			Segments: []uint64{uint64(num(1))}, Done: say("carry " + f[1]),
-			Elsewhere: func(entry.LedgerID, uint64) bool { return len(f) > 2 && f[2] == "elsewhere" },
+	case "carry": // carry SEGMENT [LEDGER whose tombstone is obsolete]
+		ev := &Carry{Segments: []uint64{uint64(num(1))}, Done: say("carry " + f[1])}
+		if len(f) > 2 {
+			ev.Obsolete = map[entry.LedgerID]bool{entry.LedgerID(num(2)): true}
 		}
+		return ev
 	case "written": // written GROUP [enospc|eio]
 		b := d.groups[num(1)-1]
 		if len(f) > 2 {

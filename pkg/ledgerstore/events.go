@@ -51,9 +51,9 @@ type Delete struct {
 // Carry writes again each control record that is in force and stands in one of the segments, so that they can go.
 type Carry struct {
 	Segments []uint64
-	// Elsewhere reports whether a segment up to a sequence number, other than those, has records of the ledger.
-	Elsewhere func(l entry.LedgerID, upto uint64) bool
-	Done      func(error)
+	// Obsolete are the tombstones in them that nothing is left for; they are not written again.
+	Obsolete map[entry.LedgerID]bool
+	Done     func(error)
 }
 
 // Check is the question whether an entry is stored already, and is the same.
@@ -107,6 +107,8 @@ type Replaced struct {
 	Old []*Segment
 	// New holds what was copied; nil if nothing was.
 	New *Segment
+	// Obsolete are the tombstones that went with them.
+	Obsolete map[entry.LedgerID]bool
 	// Runs describe New.
 	Runs []segment.LedgerInfo
 	Done func(error)
@@ -201,7 +203,11 @@ func (c *Core) stepAdd(a *Add, upto uint64) {
 			return
 		}
 	}
-	if !a.Recovery {
+	switch {
+	case a.Recovery && c.exhausted:
+		c.reply(it, errFull)
+		return
+	case !a.Recovery:
 		var err error
 		switch state := c.State(); {
 		case state == Full:
@@ -431,9 +437,7 @@ func (c *Core) stepCarry(ev *Carry) {
 	}
 	for id, t := range c.table.tombSnapshot() {
 		switch {
-		case !going[t.in]:
-		case !ev.Elsewhere(id, t.at.seq):
-			c.table.dropTomb(id)
+		case !going[t.in] || ev.Obsolete[id]:
 		default:
 			c.enqueue(&item{urgent: true, rec: segment.Record{
 				Kind: segment.KindTombstone, Ledger: id,
@@ -472,6 +476,12 @@ func (c *Core) stepReplaced(ev *Replaced) {
 			ev.New.live.Add(in.Bytes)
 		}
 		sh.mu.Unlock()
+	}
+	for id := range ev.Obsolete {
+		// Not before the old segments are gone: until then the tombstone keeps the dead in them dead.
+		if t, ok := c.table.tomb(id); ok && slices.ContainsFunc(ev.Old, func(s *Segment) bool { return s.seq == t.in }) {
+			c.table.dropTomb(id)
+		}
 	}
 	c.reply(&item{done: ev.Done}, nil)
 }

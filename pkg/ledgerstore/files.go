@@ -155,31 +155,53 @@ func newUUID() (u entry.UUID) {
 	return u
 }
 
-// prepare makes the next segment of the log, durably listed. It takes a spare file if there are more than the
-// reserve, or if it may use the reserve.
-func (s *Store) prepare(reserve bool) (*Segment, error) {
+// depth is how deep a new file may reach into the spare files.
+type depth int
+
+const (
+	// ordinary takes a spare file only if there are more than the reserve.
+	ordinary depth = iota
+	// reserve takes all but the last one.
+	reserve
+	// lastReserve is for the start and for compaction, which give back more: without a segment to write to there is no start, and no
+	// way to free space.
+	lastReserve
+)
+
+// prepare makes the next segment of the log, durably listed.
+func (s *Store) prepare(d depth) (*Segment, error) { return s.prepareSized(s.cfg.SegmentSize, d) }
+
+func (s *Store) prepareSized(size int64, d depth) (*Segment, error) {
 	seg := &Segment{seq: s.nextSequence()}
-	w, err := s.create(seg, s.cfg.SegmentSize, reserve)
+	w, err := s.create(seg, size, d)
 	if err != nil {
 		return nil, err
 	}
-	err = s.publish(reserve, func(m *manifest) {
+	err = s.publish(d > ordinary, func(m *manifest) {
 		m.add(manifestSegment{sequence: seg.seq, rewrite: seg.gen, uuid: seg.uuid})
 	})
-	if err != nil {
-		return nil, errors.Join(err, w.Close(), s.fs.Remove(seg.path))
+	switch {
+	case errors.Is(err, syscall.ENOSPC):
+		return nil, errors.Join(err, s.discard(seg))
+	case err != nil: // it may be listed: the next start will see
+		return nil, errors.Join(err, w.Close())
 	}
 	s.segments.insert(seg)
 	return seg, nil
 }
 
-// create makes the file of seg. On an error there is none.
-func (s *Store) create(seg *Segment, size int64, reserve bool) (*segment.Writer, error) {
+// create makes the file of seg. On an error there is none, and a spare file that was taken is one again.
+func (s *Store) create(seg *Segment, size int64, d depth) (*segment.Writer, error) {
 	seg.path = path.Join(s.cfg.Dir, segmentName(seg.seq, seg.gen))
 	seg.uuid = newUUID()
 	h := segment.Header{SegmentUUID: seg.uuid, Sequence: seg.seq, Cluster: s.cfg.Cluster, Storage: s.cfg.Storage}
-	w, err := s.createFile(seg.path, h, size, s.takeSpare(reserve), reserve)
-	if err != nil {
+	spare := s.takeSpare(d)
+	w, err := s.createFile(seg.path, h, size, spare, d > ordinary)
+	switch {
+	case err == nil:
+	case spare != "":
+		return nil, errors.Join(err, s.putBack(seg.path, spare))
+	default:
 		if rmErr := s.fs.Remove(seg.path); rmErr != nil && !errors.Is(rmErr, iofs.ErrNotExist) {
 			err = errors.Join(err, rmErr)
 		}
@@ -188,6 +210,18 @@ func (s *Store) create(seg *Segment, size int64, reserve bool) (*segment.Writer,
 	seg.appender, seg.handle.writer = w, w
 	seg.size.Store(w.Size())
 	return w, nil
+}
+
+// putBack makes a spare of a file again that was one when it was taken.
+func (s *Store) putBack(at, spare string) error {
+	to := path.Join(s.cfg.Dir, spare)
+	if _, err := s.fs.Stat(at); err == nil {
+		if err := segment.Retire(s.fs, at, to); err != nil {
+			return err
+		}
+	}
+	s.addSpare(spare)
+	return nil
 }
 
 func (s *Store) createFile(at string, h segment.Header, size int64, spare string, reserve bool) (*segment.Writer, error) {
@@ -219,12 +253,19 @@ func (s *Store) createFile(at string, h segment.Header, size int64, spare string
 }
 
 // takeSpare returns the name of a spare file that may be used, "" if there is none.
-func (s *Store) takeSpare(reserve bool) string {
+func (s *Store) takeSpare(d depth) string {
 	g := &s.segments
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	n := len(g.spares)
-	if n == 0 || !reserve && n <= s.cfg.Spares {
+	n, kept := len(g.spares), 0
+	switch d {
+	case ordinary:
+		kept = s.cfg.Spares
+	case reserve:
+		kept = min(s.cfg.Spares-1, 1)
+	case lastReserve:
+	}
+	if n <= kept {
 		return ""
 	}
 	name := g.spares[n-1]
@@ -235,7 +276,7 @@ func (s *Store) takeSpare(reserve bool) string {
 // maxSpares is the reserve, and one for the log to take next.
 func (s *Store) maxSpares() int { return s.cfg.Spares + 1 }
 
-// discard removes a file that the manifest lists no more, or keeps it as a spare.
+// discard removes a file that the manifest does not list, or keeps it as a spare.
 func (s *Store) discard(seg *Segment) error {
 	idle := seg.handle.close()
 	s.footers.drop(seg)
@@ -276,9 +317,19 @@ func (s *Store) addSpare(name string) {
 	s.segments.spares = append(s.segments.spares, name)
 }
 
-// fillReserve allocates spare files until the reserve is complete.
+// fillReserve allocates spare files until the reserve is complete, whatever the watermarks say: they count it as free.
 func (s *Store) fillReserve() error {
+	if err := s.growSpares(); err != nil {
+		return fmt.Errorf("fill reserve: %w", err)
+	}
 	for s.spareCount() < s.cfg.Spares {
+		disk, err := s.fs.Usage(s.cfg.Dir)
+		if err != nil {
+			return fmt.Errorf("fill reserve: %w", err)
+		}
+		if disk.Free < uint64(s.cfg.SegmentSize+mib) {
+			return nil
+		}
 		name, ok := s.nameSpare()
 		if !ok {
 			return nil
@@ -299,6 +350,30 @@ func (s *Store) fillReserve() error {
 			return fmt.Errorf("fill reserve: %w", err)
 		}
 		s.addSpare(name)
+	}
+	return nil
+}
+
+// growSpares gives spare files back what was cut off them.
+func (s *Store) growSpares() error {
+	s.segments.mu.RLock()
+	defer s.segments.mu.RUnlock() // none is taken meanwhile
+	for _, name := range s.segments.spares {
+		at := path.Join(s.cfg.Dir, name)
+		info, err := s.fs.Stat(at)
+		if err != nil {
+			return err
+		}
+		if info.Size >= s.cfg.SegmentSize {
+			continue
+		}
+		f, err := s.fs.Open(at)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(f.Allocate(0, s.cfg.SegmentSize), f.Close()); err != nil {
+			return err
+		}
 	}
 	return nil
 }

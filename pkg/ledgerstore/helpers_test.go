@@ -55,7 +55,7 @@ func closeStore(tb testing.TB, s *Store) {
 func reopen(tb testing.TB, s *Store) *Store {
 	tb.Helper()
 	closeStore(tb, s)
-	return openStore(tb, s.cfg, s.fs)
+	return openStore(tb, s.cfg, s.fs.(*strictFS).FS)
 }
 
 // body is the one value that an entry has.

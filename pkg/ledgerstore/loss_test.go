@@ -2,6 +2,7 @@ package ledgerstore
 
 import (
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -247,13 +248,13 @@ func TestNextSegmentTellsWhatWasDurable(t *testing.T) {
 	must(t, err)
 	s.segments.manifest = m
 	payload := make([]byte, 100)
-	first, err := s.prepare(false)
+	first, err := s.prepare(ordinary)
 	must(t, err)
 	locs, err := first.handle.writer.AppendBatch(benchRecords(0, payload)[:5], 0)
 	must(t, err)
 	damaged := locs[2].Offset + 60
 	must(t, first.handle.writer.Sync())
-	second, err := s.prepare(false)
+	second, err := s.prepare(ordinary)
 	must(t, err)
 	second.handle.writer.SetPrevDurable(first.handle.writer.Size())
 	_, err = second.handle.writer.AppendBatch(benchRecords(1000, payload)[:5], 0)
@@ -311,4 +312,88 @@ func TestSpareInUseIsRemoved(t *testing.T) {
 		t.Fatalf("%s is still there", copyOf)
 	}
 	wantEntry(t, s, 1, 0, body(1, 0, 100))
+}
+
+// The restart that finds the manifest lost is cut short at each of its changes: the next one knows as well that it
+// cannot be told what is missing.
+func TestLostManifestIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	for _, lose := range []string{"damaged", "gone"} {
+		before, _, _ := crashedStore(t)
+		if lose == "gone" {
+			must(t, before.Remove("/data/MANIFEST"))
+			must(t, before.SyncDir("/data"))
+		} else {
+			damage(t, before, "/data/MANIFEST", 70)
+		}
+		for n := 0; ; n++ {
+			fs := before.Clone()
+			fs.CutPowerAfter(n)
+			s, err := Open(t.Context(), small(), fs, quiet, nil)
+			done := err == nil
+			if done {
+				_ = s.Close()
+			}
+			fs.Crash(newRand(uint64(n)))
+			s = openStore(t, small(), fs)
+			if !s.Loss().All {
+				t.Fatalf("%s: cut after %d changes: the loss is forgotten", lose, n)
+			}
+			for _, l := range []entry.LedgerID{1, 2, 77} {
+				_, err = readOne(s, l, 9)
+				wantCode(t, err, bookiewire.Unknown)
+			}
+			for _, l := range []entry.LedgerID{1, 2} {
+				wantCode(t, add(s, l, 9), bookiewire.Fenced)
+			}
+			closeStore(t, s)
+			if done {
+				break
+			}
+		}
+	}
+}
+
+// A failed sync of the directory stops the store, whoever asked for it and whatever the error, and is no loss to the
+// next start.
+func TestFailedDirectorySync(t *testing.T) {
+	t.Parallel()
+	for _, errno := range []syscall.Errno{syscall.EIO, syscall.ENOSPC} {
+		for after := range 12 {
+			mem := vfs.NewMem()
+			fs := vfs.NewFaulty(mem)
+			s := openStore(t, small(), fs)
+			must(t, add(s, 1, 0))
+			rule := fs.Add(vfs.Rule{Op: vfs.OpSyncDir, Err: errno, After: after})
+			for e := entry.EntryID(1); e < 2000 && rule.Hits() == 0; e++ {
+				if add(s, 1, e) != nil {
+					break
+				}
+			}
+			for l := entry.LedgerID(1); l < 3 && rule.Hits() == 0; l++ {
+				_ = s.DeleteLedger(t.Context(), 1)
+				_, _ = s.CompactOnce(t.Context())
+			}
+			if rule.Hits() == 0 {
+				t.Fatalf("after %d: no sync failed", after)
+			}
+			if err := <-s.Fatal(); err == nil {
+				t.Fatal("stopped without a reason")
+			}
+			closeStore(t, s)
+			for _, lost := range []bool{false, true} {
+				left := mem.Clone()
+				if lost {
+					left.Crash(newRand(uint64(after)))
+				} else {
+					left.Crash(nil)
+				}
+				r := openStore(t, small(), left)
+				if l := r.Loss(); l.All || len(l.Ledgers) > 0 {
+					t.Fatalf("%v after %d: loss %+v", errno, after, l)
+				}
+				closeStore(t, r)
+			}
+		}
+	}
 }

@@ -164,7 +164,13 @@ func writeManifest(fs vfs.FS, dir string, m *manifest) error {
 		return fmt.Errorf("publish manifest: %w", err)
 	}
 	if err := fs.SyncDir(dir); err != nil {
-		return fmt.Errorf("publish manifest: %w", err)
+		return unsettled{fmt.Errorf("publish manifest: %w", err)}
 	}
 	return nil
 }
+
+// unsettled is the error of a step that may have been taken or not: which, the next start will see. It hides what it
+// wraps, so that nobody takes it for a lack of space that has changed nothing.
+type unsettled struct{ err error }
+
+func (u unsettled) Error() string { return u.err.Error() }

@@ -1,6 +1,7 @@
 package ledgerstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,7 +25,12 @@ import (
 // sealed, the index complete, and what may have been lost is in limbo and fenced, durably. It scans only segments
 // that were not sealed. A nil reg leaves the metrics unregistered. Errors: vfs.ErrLocked if another process has the
 // directory; an identity that is not the configured one; disk errors.
-func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prometheus.Registerer) (_ *Store, err error) {
+func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prometheus.Registerer) (*Store, error) {
+	return open(ctx, cfg, fs, log, reg, nil)
+}
+
+// open is Open; with h, which may be nil, the store gets no goroutines.
+func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prometheus.Registerer, h *ByHand) (_ *Store, err error) {
 	if cfg, err = cfg.withDefaults(); err != nil {
 		return nil, fmt.Errorf("configure store: %w", err)
 	}
@@ -40,7 +46,7 @@ func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 		return nil, fmt.Errorf("lock data directory: %w", err)
 	}
 	s := &Store{
-		cfg: cfg, fs: fs, log: log, metrics: m, lock: lock,
+		cfg: cfg, log: log, metrics: m, lock: lock,
 		cache:   newTailCache(cfg.CacheBytes),
 		footers: newFooterCache(cfg.IndexBytes),
 		inbox:   inbox{wake: make(chan struct{}, 1)},
@@ -50,15 +56,22 @@ func Open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 		kick:    make(chan struct{}, 1),
 		fatal:   make(chan error, 1),
 	}
+	s.fs = &strictFS{FS: fs, broken: func(err error) { s.post(&Broken{Err: err}) }}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if cfg.CompactBytesPerSecond > 0 {
 		s.limiter = rate.NewLimiter(rate.Limit(cfg.CompactBytesPerSecond), int(max(cfg.CompactBytesPerSecond, groupBytes)))
+	}
+	if h != nil {
+		h.take(s)
 	}
 	rec := &recovery{store: s}
 	if err := rec.run(ctx); err != nil {
 		s.cancel()
 		rec.abandon()
 		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), lock.Close())
+	}
+	if h != nil {
+		return s, rec.finish(ctx)
 	}
 	s.start()
 	if err := rec.finish(ctx); err != nil {
@@ -121,6 +134,8 @@ type recovery struct {
 	lost  []manifestSegment
 	all   bool // it cannot be told whose records were lost
 	loss  []entry.LedgerID
+	// noList: the manifest is lost. What is on disk stays as it is until a new one can be written that lists the loss.
+	noList bool
 }
 
 // recovered is a segment that is there.
@@ -148,24 +163,95 @@ func (r *recovery) run(ctx context.Context) error {
 	}
 	s.table = newTable(m.edition << 20)
 	r.load()
+	if r.noList {
+		if err := r.recordLoss(); err != nil {
+			return err
+		}
+	}
+	scanned := 0
 	for _, f := range r.found {
 		s.segments.insert(f.seg)
+		if f.scan != nil {
+			scanned++
+		}
 	}
-	active, err := s.prepare(false)
+	damaged := r.all || len(r.loss) > 0
+	if err := r.dropEmpty(); err != nil {
+		return err
+	}
+	if !damaged { // before a file is made: a full disk gets back what is reserved behind the batches
+		if err := r.seal(); err != nil {
+			return err
+		}
+	}
+	active, err := s.firstActive()
+	if err != nil {
+		return err
+	}
+	s.core = newCore(s.table, active, s.cfg.PendingBytes, 1, s.cfg.SegmentSize/32)
+	s.log.Info("store recovered", "dir", s.cfg.Dir, "segments", len(r.found), "scanned", scanned, "damaged", damaged)
+	return nil
+}
+
+// firstActive makes the segment that the store begins with. On a full disk that is the last spare file, which nothing
+// else takes, and without it whatever there is room for: a few control records are enough to free space.
+func (s *Store) firstActive() (*Segment, error) {
+	active, err := s.prepare(ordinary)
 	if errors.Is(err, syscall.ENOSPC) {
-		active, err = s.prepare(true)
+		active, err = s.prepare(lastReserve)
+	}
+	for size := s.cfg.SegmentSize / 2; errors.Is(err, syscall.ENOSPC) && size >= minSegmentSize/2; size /= 2 {
+		active, err = s.prepareSized(size, lastReserve)
+	}
+	return active, err
+}
+
+// recordLoss says in the log, durably, that every ledger is in limbo, before the first manifest lists the log: a start
+// that is cut short before finds the manifest lost again.
+func (r *recovery) recordLoss() error {
+	s := r.store
+	known := s.table.snapshot()
+	slices.SortFunc(known, func(a, b *ledger) int { return cmp.Compare(a.id, b.id) })
+	var recs []segment.Record
+	for _, l := range known {
+		if l.term == 0 && l.id != everyLedger {
+			recs = append(recs, segment.Record{Kind: segment.KindFence, Ledger: l.id, Term: 1})
+		}
+		if !l.limbo && l.id != everyLedger {
+			recs = append(recs, segment.Record{Kind: segment.KindLimbo, Ledger: l.id})
+		}
+	}
+	recs = append(recs, segment.Record{Kind: segment.KindLimbo, Ledger: everyLedger})
+	seg := &Segment{seq: s.nextSequence()}
+	size := mib/16 + int64(len(recs))*3*segment.RecordOverhead // with its row in the footer
+	w, err := s.create(seg, size, ordinary)
+	if errors.Is(err, syscall.ENOSPC) {
+		w, err = s.create(seg, size, lastReserve)
 	}
 	if err != nil {
 		return err
 	}
-	unsealed := 1
-	for _, f := range r.found {
-		if f.scan != nil {
-			unsealed++
+	for batch := range slices.Chunk(recs, maxGroupRecords) {
+		if _, err := w.AppendBatch(batch, 0); err != nil {
+			return err
 		}
 	}
-	s.core = newCore(s.table, active, s.cfg.PendingBytes, 1)
-	s.log.Info("store recovered", "dir", s.cfg.Dir, "segments", len(r.found), "scanned", unsealed-1, "damaged", r.all || len(r.loss) > 0)
+	if err := w.Seal(); err != nil {
+		return err
+	}
+	seg.handle.close()
+	listed := manifestSegment{sequence: seg.seq, rewrite: seg.gen, uuid: seg.uuid}
+	if err := s.publish(true, func(m *manifest) { m.add(listed) }); err != nil {
+		return err
+	}
+	f, err := r.openSegment(listed, 0)
+	if err != nil || f == nil {
+		return errors.Join(fmt.Errorf("read the record of the loss in %s", seg.path), err)
+	}
+	r.found = append(r.found, f)
+	for _, c := range f.controls {
+		r.loadControl(f.seg, c)
+	}
 	return nil
 }
 
@@ -202,12 +288,16 @@ func (r *recovery) readManifest() (*manifest, error) {
 	for _, name := range names {
 		if seq, rewrite, ok := parseSegmentName(name); ok {
 			r.adopt(fresh, name, seq, rewrite)
+			fresh.next = max(fresh.next, seq+1) // also of a file that is left alone
 		}
 	}
 	if err != nil || len(fresh.segments) > 0 {
 		// Without the list it cannot be told whether a segment is missing.
-		r.all = true
+		r.all, r.noList = true, true
 		s.log.Error("manifest is lost: every ledger is put in limbo", "dir", s.cfg.Dir, "segments", len(fresh.segments), "error", err)
+	}
+	if r.noList {
+		return fresh, nil
 	}
 	fresh.edition = 1
 	if err := writeManifest(s.fs, s.cfg.Dir, fresh); err != nil {
@@ -370,8 +460,10 @@ func (f *recovered) open(fs vfs.FS, durable int64) error {
 			f.controls, err = r.Controls()
 		}
 		if err == nil {
+			err = f.seg.load(r)
 			f.seg.sealed.Store(true)
-			return f.seg.load(r)
+			f.seg.handle.trim() // there are more segments than descriptors
+			return err
 		}
 		f.reader = nil
 		f.seg.handle.trim()
@@ -494,20 +586,23 @@ func (r *recovery) finish(ctx context.Context) error {
 		return err
 	}
 	s.loss.Ledgers = slices.DeleteFunc(r.loss, func(id entry.LedgerID) bool { return id == everyLedger })
-	var empty []*recovered
+	if err := r.seal(); err != nil {
+		return err
+	}
+	return r.dropLost()
+}
+
+// seal writes the footers that are missing.
+func (r *recovery) seal() error {
 	for _, f := range r.found {
-		if f.scan == nil {
+		if f.scan == nil || f.seg.sealed.Load() {
 			continue
 		}
-		if f.scan.Entries() == 0 && len(f.controls) == 0 && f.scan.Corrupt == nil {
-			empty = append(empty, f)
-			continue
-		}
-		if err := f.seal(s.fs); err != nil {
+		if err := f.seal(r.store.fs); err != nil {
 			return err
 		}
 	}
-	return r.unlist(empty)
+	return nil
 }
 
 func (f *recovered) seal(fs vfs.FS) error {
@@ -527,18 +622,23 @@ func (f *recovered) seal(fs vfs.FS) error {
 	return nil
 }
 
-// unlist drops segments that are lost, or hold nothing.
-func (r *recovery) unlist(empty []*recovered) error {
+// dropEmpty drops segments that hold nothing: they were made ahead.
+func (r *recovery) dropEmpty() error {
 	s := r.store
-	if len(empty) == 0 && len(r.lost) == 0 {
+	var empty []*recovered
+	r.found = slices.DeleteFunc(r.found, func(f *recovered) bool {
+		is := f.scan != nil && f.scan.Entries() == 0 && len(f.controls) == 0 && f.scan.Corrupt == nil
+		if is {
+			empty = append(empty, f)
+		}
+		return is
+	})
+	if len(empty) == 0 {
 		return nil
 	}
 	err := s.publish(true, func(m *manifest) {
 		for _, f := range empty {
 			m.remove(f.seg.seq)
-		}
-		for _, l := range r.lost {
-			m.remove(l.sequence)
 		}
 	})
 	if err != nil {
@@ -549,6 +649,23 @@ func (r *recovery) unlist(empty []*recovered) error {
 		if err := s.discard(f.seg); err != nil {
 			return err
 		}
+	}
+	return s.fs.SyncDir(s.cfg.Dir)
+}
+
+// dropLost forgets segments that are lost, once the limbo is durable that they leave behind.
+func (r *recovery) dropLost() error {
+	s := r.store
+	if len(r.lost) == 0 {
+		return nil
+	}
+	err := s.publish(true, func(m *manifest) {
+		for _, l := range r.lost {
+			m.remove(l.sequence)
+		}
+	})
+	if err != nil {
+		return err
 	}
 	for _, l := range r.lost {
 		at := path.Join(s.cfg.Dir, segmentName(l.sequence, l.rewrite))

@@ -17,6 +17,7 @@ type inbox struct {
 	events []Event
 	closed bool
 	wake   chan struct{}
+	drive  func() // instead of wake, of a store without goroutines
 }
 
 // outbox holds replies for the completion goroutine, which is never waited for by run.
@@ -59,6 +60,10 @@ func (s *Store) post(ev Event) {
 }
 
 func (b *inbox) signal() {
+	if b.drive != nil {
+		b.drive()
+		return
+	}
 	select {
 	case b.wake <- struct{}{}:
 	default:
@@ -105,10 +110,7 @@ func (s *Store) carryOut() {
 			s.check(rd.Checks)
 		}
 		if rd.Prepare || rd.Reserve {
-			s.job(func() Event {
-				seg, err := s.prepare(rd.Reserve)
-				return &Prepared{Segment: seg, Err: err}
-			})
+			s.job(func() Event { return s.prepared(rd.Reserve) })
 		}
 		for _, seg := range rd.Seals {
 			s.job(func() Event { return &Sealed{Segment: seg, Err: s.seal(seg)} })
@@ -120,6 +122,15 @@ func (s *Store) carryOut() {
 		}
 		s.core.Step(s.write(rd.Append))
 	}
+}
+
+func (s *Store) prepared(fromReserve bool) *Prepared {
+	d := ordinary
+	if fromReserve {
+		d = reserve
+	}
+	seg, err := s.prepare(d)
+	return &Prepared{Segment: seg, Err: err}
 }
 
 // job runs fn on a goroutine that Close waits for, and posts its outcome.

@@ -32,10 +32,8 @@ func (s *Store) look() {
 		s.log.Error("cannot read the disk's usage: state is kept", "dir", s.cfg.Dir, "error", err)
 		return
 	}
-	if state == Writable {
-		if err := s.fillReserve(); err != nil && !errors.Is(err, syscall.ENOSPC) {
-			s.log.Error("cannot fill the reserve", "error", err)
-		}
+	if err := s.fillReserve(); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		s.log.Error("cannot fill the reserve", "error", err)
 	}
 	s.post(&Space{State: state})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -209,13 +210,26 @@ func (s *Store) EndLoss(ctx context.Context) error {
 }
 
 func (s *Store) limbo(ctx context.Context, end bool, ledgers []entry.LedgerID) error {
+	if slices.ContainsFunc(ledgers, func(id entry.LedgerID) bool { return id>>63 != 0 }) {
+		return errBad
+	}
+	outcomes := make(chan error, len(ledgers)) // they share syncs
 	for _, id := range ledgers {
-		if id>>63 != 0 {
-			return errBad
-		}
-		err := s.wait(ctx, func(done func(error)) Event { return &Limbo{Ledger: id, Clear: end, Done: done} })
-		if err != nil {
-			return fmt.Errorf("change limbo of ledger %d: %w", id, err)
+		s.submit(&Limbo{Ledger: id, Clear: end, Done: func(err error) {
+			if err != nil {
+				err = fmt.Errorf("change limbo of ledger %d: %w", id, err)
+			}
+			outcomes <- err
+		}})
+	}
+	for range ledgers {
+		select {
+		case err := <-outcomes:
+			if err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 	return nil

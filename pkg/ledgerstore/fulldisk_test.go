@@ -1,0 +1,204 @@
+package ledgerstore
+
+import (
+	"errors"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+func usedBytes(tb testing.TB, fs vfs.FS) uint64 {
+	tb.Helper()
+	u, err := fs.Usage("/data")
+	must(tb, err)
+	return u.Total - u.Free
+}
+
+// fillDisk leaves no byte on the disk, and takes adds of ledger 1 from entry 0 on until they are refused.
+func fillDisk(tb testing.TB, s *Store, fs *vfs.Mem) (stored entry.EntryID) {
+	tb.Helper()
+	must(tb, s.fillReserve())
+	fill(tb, s, 1, 0, 300, 100)
+	waitSealed(s)
+	fs.SetCapacity(usedBytes(tb, fs))
+	for stored = 300; ; stored++ {
+		if err := add(s, 1, stored); err != nil {
+			wantCode(tb, err, bookiewire.ReadOnly)
+			return stored
+		}
+		if stored > 5000 {
+			tb.Fatal("the disk is never full")
+		}
+	}
+}
+
+// Recovery's writes use the reserve up. Then they are refused, and do not wait; fences, LACs and deletion go on in what
+// they have left over; and a store that is restarted so, again and again, without a free byte and without a spare file,
+// starts, serves, and gets out of it by deletion.
+func TestRestartWithoutAFreeByte(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	cfg := small()
+	cfg.Spares = 2
+	cfg.SegmentSize = 256 << 10 // each restart has half of what the last one had
+	s := openStore(t, cfg, fs)
+	stored := fillDisk(t, s, fs)
+	recovered := entry.EntryID(0)
+	for ; ; recovered++ {
+		if err := add(s, 2, recovered, recoveryAdd(1)); err != nil {
+			wantCode(t, err, bookiewire.ReadOnly)
+			break
+		}
+		if recovered > 5000 {
+			t.Fatal("recovery's writes are never refused")
+		}
+	}
+	if recovered == 0 {
+		t.Fatal("recovery's writes have no reserve")
+	}
+	check := func() {
+		t.Helper()
+		for e := range stored {
+			wantEntry(t, s, 1, e, body(1, e, 100))
+		}
+		for e := range recovered {
+			wantEntry(t, s, 2, e, body(2, e, 100))
+		}
+	}
+	for l := entry.LedgerID(10); l < 14; l++ {
+		_, err := fence(s, l, 1)
+		must(t, err)
+	}
+	must(t, writeLAC(s, 2, recovered))
+	check()
+	for restart := range 6 {
+		closeStore(t, s)
+		names, err := fs.List("/data")
+		must(t, err)
+		for _, n := range names {
+			if _, ok := parseSpareName(n); ok && restart > 0 {
+				must(t, fs.Remove("/data/"+n)) // the worst case: the reserve is gone
+			}
+		}
+		fs.SetCapacity(usedBytes(t, fs))
+		s = openStore(t, cfg, fs)
+		_, err = fence(s, 20+entry.LedgerID(restart), 1)
+		must(t, err)
+		if s.State() != Full {
+			t.Errorf("state is %v", s.State())
+		}
+		check()
+		compactAll(t, s) // control records alone keep no segment
+	}
+	for l := entry.LedgerID(20); l < 26; l++ {
+		if in, ok := s.Ledger(l); !ok || in.Term != 1 {
+			t.Fatalf("fence of ledger %d is lost: %+v", l, in)
+		}
+	}
+	must(t, s.DeleteLedger(t.Context(), 1))
+	if compactAll(t, s) <= 0 {
+		t.Error("compaction frees nothing on a full disk")
+	}
+	fs.SetCapacity(usedBytes(t, fs) + uint64(4*cfg.SegmentSize))
+	s.look()
+	s.look()
+	must(t, add(s, 3, 0))
+	if in, ok := s.Ledger(25); !ok || in.Term != 1 {
+		t.Fatalf("fence of ledger 25 is lost: %+v", in)
+	}
+}
+
+// The reserve is filled up whatever the watermarks say, as soon as the disk has room.
+func TestReserveIsFilledAgain(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	cfg := small()
+	cfg.Spares = 2
+	s := openStore(t, cfg, fs)
+	fill(t, s, 1, 0, 600, 100)
+	fs.SetCapacity(usedBytes(t, fs) + uint64(3*cfg.SegmentSize) + mib)
+	s.cfg.LowRatio, s.cfg.HighRatio = 0.01, 0.02
+	s.look()
+	if got := s.spareCount(); got != 2 {
+		t.Fatalf("%d spare files on a disk that is full by ratio alone, want 2", got)
+	}
+}
+
+// A compaction that finds no room gives back what it took from the reserve.
+func TestFailedCompactionGivesTheReserveBack(t *testing.T) {
+	t.Parallel()
+	mem := vfs.NewMem()
+	fs := vfs.NewFaulty(mem)
+	cfg := small()
+	cfg.Spares = 2
+	s := openStore(t, cfg, fs)
+	must(t, s.fillReserve())
+	for e := range entry.EntryID(200) {
+		must(t, add(s, 1, e))
+		if e%4 == 0 {
+			must(t, add(s, 2, e/4))
+		}
+	}
+	waitSealed(s)
+	must(t, s.DeleteLedger(t.Context(), 1))
+	mem.SetCapacity(usedBytes(t, fs))
+	spares := s.spareCount()
+	rule := fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*-0001.seg", Err: syscall.ENOSPC, After: 1, Times: 1}) // the header passes
+	for range 3 {
+		if _, err := s.CompactOnce(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("compaction: %v", err)
+		}
+		if got := s.spareCount(); got != spares {
+			t.Fatalf("%d spare files are left of %d", got, spares)
+		}
+		s.look()
+		rule.Remove()
+		rule = fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*-0001.seg", Err: syscall.ENOSPC, After: 1, Times: 1})
+	}
+	rule.Remove()
+	if compactAll(t, s) <= 0 {
+		t.Error("compaction frees nothing afterwards")
+	}
+	for e := range entry.EntryID(50) {
+		wantEntry(t, s, 2, e, body(2, e, 100))
+	}
+}
+
+// A compaction that fails at its last step leaves the tombstones in force: a later one, of other segments, must not
+// drop what keeps the dead dead.
+func TestTombstoneOutlivesAFailedCompaction(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewFaulty(vfs.NewMem())
+	cfg := small()
+	cfg.Spares = 0
+	s := openStore(t, cfg, fs)
+	fill(t, s, 1, 0, 600, 100)
+	must(t, s.DeleteLedger(t.Context(), 1))
+	fill(t, s, 2, 0, 600, 100)
+	waitSealed(s)
+	rule := fs.Add(vfs.Rule{Op: vfs.OpCreate, Path: manifestTemp, Err: syscall.ENOSPC})
+	if _, err := s.CompactOnce(t.Context()); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("compaction: %v", err)
+	}
+	rule.Remove()
+	if !s.Tombstoned(1) {
+		t.Fatal("the tombstone is forgotten while its ledger's records are still listed")
+	}
+	compactAll(t, s)
+	if s.Tombstoned(1) {
+		t.Error("the tombstone outlives the last record of its ledger")
+	}
+	s = reopen(t, s)
+	if _, ok := s.Ledger(1); ok {
+		t.Fatal("the deleted ledger is back")
+	}
+	for _, g := range s.segments.list() {
+		if _, found := slices.BinarySearch(g.ledgers, 1); found && g.live.Load() <= 0 {
+			t.Error("a dead segment was kept")
+		}
+	}
+}
