@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -632,8 +633,12 @@ func (c *WriterCore) forget() {
 // event.
 func (c *WriterCore) Ready() *Ready {
 	c.ready.LAC = c.track.LAC()
-	if len(c.ready.Sends) > 0 {
-		c.lacSent = c.ready.LAC
+	if c.lacSent < c.ready.LAC {
+		// What a suspect bookie is told may reach nobody.
+		suspects := c.suspects()
+		if slices.ContainsFunc(c.ready.Sends, func(s Send) bool { return s.Slots&^suspects != 0 }) {
+			c.lacSent = c.ready.LAC
+		}
 	}
 	return &c.ready
 }
