@@ -269,7 +269,7 @@ func (c *Cache) run(ctx context.Context) {
 				// Only a refusal or the end of ctx gets here; a refusal is worth another try, later.
 				if ctx.Err() == nil {
 					c.store.log.Warn("metadata cache can't read, trying again", "error", err)
-					wait.sleep(ctx)
+					c.store.sleep(ctx, wait.grow())
 				}
 				continue
 			}
@@ -283,7 +283,7 @@ func (c *Cache) run(ctx context.Context) {
 		}
 		if ctx.Err() == nil {
 			c.store.log.Debug("metadata watch ended, going on", "error", err)
-			wait.sleep(ctx)
+			c.store.sleep(ctx, wait.grow())
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
 )
@@ -21,10 +20,6 @@ func withSendTracking(ctx context.Context) (context.Context, *atomic.Bool) {
 // sendTracker notes whether a transaction got as far as a connection. A call that never had one was certainly
 // not applied, which its error alone does not tell.
 type sendTracker struct{ pb.KVClient }
-
-func trackSends(cli *clientv3.Client) clientv3.KV {
-	return clientv3.NewKVFromKVClient(sendTracker{clientv3.RetryKVClient(cli)}, cli)
-}
 
 // Txn implements pb.KVClient.
 func (t sendTracker) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -26,8 +27,10 @@ import (
 //
 // It is safe for concurrent use.
 type Store struct {
-	cli     *clientv3.Client
+	cli     *clientv3.Client // nil over a connection that is not a client's
 	kv      clientv3.KV
+	sleep   func(ctx context.Context, d time.Duration)
+	timeout time.Duration // of one attempt; 0: the connection's own
 	prefix  string
 	log     *slog.Logger
 	metrics *metrics
@@ -44,17 +47,43 @@ const (
 // New makes a store of the named cluster over cli, which stays the caller's. cluster must be non-empty and
 // without a slash.
 func New(cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
+	s := newStore(clientv3.RetryKVClient(cli), cli, cluster, log)
+	s.sleep, s.timeout = jitteredSleep, attemptTimeout
+	return s
+}
+
+// NewOver is New for a process with a time of its own, a simulation's: kv carries requests, and gives up those that
+// take too long; it tells by its grpc.Peer option which of them may have reached a server. sleep waits for about d, or
+// until ctx ends. Such a store has no [Cache].
+func NewOver(kv pb.KVClient, sleep func(ctx context.Context, d time.Duration), cluster string, log *slog.Logger) *Store {
+	s := newStore(kv, nil, cluster, log)
+	s.sleep = sleep
+	return s
+}
+
+func newStore(kv pb.KVClient, cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Store{
 		cli:     cli,
-		kv:      trackSends(cli),
+		kv:      clientv3.NewKVFromKVClient(sendTracker{kv}, cli),
 		prefix:  "/penstock/" + cluster + "/",
 		log:     log,
 		metrics: newMetrics(),
 	}
 }
+
+// attempt bounds one attempt.
+func (s *Store) attempt(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, s.timeout)
+}
+
+// closed reports that the client was closed.
+func (s *Store) closed() bool { return s.cli != nil && s.cli.Ctx().Err() != nil }
 
 // newOp identifies a transaction. 64 random bits: the chance that two writers of one record meet is nil.
 func newOp() uint64 { return rand.Uint64() | 1 } //nolint:gosec // identity, not secrecy; never 0
@@ -103,7 +132,7 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 			return nil, fmt.Errorf("%s: %w: %w", op, outcome(ambiguous), describe(ctx.Err(), last))
 		}
 		tracked, sent := withSendTracking(ctx)
-		attempt, cancel := context.WithTimeout(tracked, attemptTimeout)
+		attempt, cancel := s.attempt(tracked)
 		resp, err := s.kv.Txn(attempt).If(cmps...).Then(thens...).Else(elses...).Commit()
 		cancel()
 		if err == nil {
@@ -124,11 +153,11 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 		}
 		last = err
 		s.noteDown(op, err)
-		if s.cli.Ctx().Err() != nil {
+		if s.closed() {
 			s.metrics.done(op, "unavailable", begin)
 			return nil, fmt.Errorf("%s: %w: client is closed", op, outcome(ambiguous))
 		}
-		wait.sleep(ctx)
+		s.sleep(ctx, wait.grow())
 	}
 }
 
@@ -139,7 +168,7 @@ func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clie
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%s: %w: %w", op, ErrUnavailable, describe(ctx.Err(), last))
 		}
-		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		attempt, cancel := s.attempt(ctx)
 		resp, err := s.kv.Txn(attempt).Then(gets...).Commit()
 		cancel()
 		if err == nil {
@@ -152,10 +181,10 @@ func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clie
 		}
 		last = err
 		s.noteDown(op, err)
-		if s.cli.Ctx().Err() != nil {
+		if s.closed() {
 			return nil, fmt.Errorf("%s: %w: client is closed", op, ErrUnavailable)
 		}
-		wait.sleep(ctx)
+		s.sleep(ctx, wait.grow())
 	}
 }
 
@@ -195,15 +224,21 @@ func (s *Store) up() {
 	}
 }
 
-// backoff doubles from backoffFirst to backoffMost, each wait anywhere in its upper half.
+// backoff doubles from backoffFirst to backoffMost.
 type backoff struct{ next time.Duration }
 
 func newBackoff() *backoff { return &backoff{next: backoffFirst} }
 
-func (b *backoff) sleep(ctx context.Context) {
-	d := b.next/2 + rand.N(b.next/2) //nolint:gosec // jitter
+// grow returns the next wait.
+func (b *backoff) grow() time.Duration {
+	d := b.next
 	b.next = min(2*b.next, backoffMost)
-	t := time.NewTimer(d)
+	return d
+}
+
+// jitteredSleep waits for anything from half of d to d, or until ctx ends.
+func jitteredSleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d/2 + rand.N(d/2)) //nolint:gosec // jitter
 	defer t.Stop()
 	select {
 	case <-t.C:
