@@ -58,6 +58,8 @@ type RecoveryCore struct {
 	wcur, cur, next entry.EntryID
 	window          int
 	entries         []*recoveredEntry // wcur … next-1
+	unread          int               // of entries: asked for and not found yet
+	held, biggest   int64             // bytes of the bodies in entries, and of the biggest found so far
 	end             entry.EntryID     // with ended
 	ended           bool
 
@@ -73,6 +75,9 @@ type RecoveryCore struct {
 	stats Stats
 	ready RecoveryReady
 }
+
+// recoveryBytes bounds the bytes that a recovery holds and reads ahead; two entries it always does.
+const recoveryBytes = 32 << 20
 
 type recoveryPhase uint8
 
@@ -218,6 +223,9 @@ func (c *RecoveryCore) ReadDone(e entry.EntryID, slot int, code bookiewire.Code,
 	case code == bookiewire.OK && checksum == entry.Checksum(c.m.ID, e, body):
 		if !r.found {
 			r.found, r.body, r.checksum = true, body, checksum
+			c.unread--
+			c.held += int64(len(body))
+			c.biggest = max(c.biggest, int64(len(body)))
 		}
 	case code == bookiewire.NoEntry, code == bookiewire.NoLedger:
 		r.negative |= 1 << slot
@@ -280,12 +288,20 @@ func (c *RecoveryCore) advance() {
 		c.finish()
 		return
 	}
-	for !c.ended && c.next < c.cur+entry.EntryID(c.window) && c.next < c.wcur+2*entry.EntryID(c.cfg.RecoveryWindow) {
+	for !c.ended && c.next < c.cur+entry.EntryID(c.window) && c.next < c.wcur+2*entry.EntryID(c.cfg.RecoveryWindow) && c.hasRoom() {
 		r := &recoveredEntry{id: c.next, readBy: c.now.Add(c.cfg.RequestTimeout)}
 		c.entries = append(c.entries, r)
 		c.next++
+		c.unread++
 		c.ready.Reads = append(c.ready.Reads, RecoveryRead{Entry: r.id, Slots: c.q.WriteSet(r.id)})
 	}
+}
+
+// hasRoom reports whether one more entry may be read ahead, if it is as big as the biggest so far: all bookies of its write
+// set send it.
+func (c *RecoveryCore) hasRoom() bool {
+	ahead := int64(c.unread+1) * int64(c.m.WriteQuorum) * c.biggest
+	return len(c.entries) < 2 || c.held+ahead <= recoveryBytes
 }
 
 func (c *RecoveryCore) advanceFence() {
@@ -352,6 +368,7 @@ func (c *RecoveryCore) advanceWrites() {
 		}
 		c.stats.EntriesRewritten++
 		c.stats.BytesRewritten += int64(len(r.body))
+		c.held -= int64(len(r.body))
 		c.entries[0] = nil
 		c.entries = c.entries[1:]
 		c.wcur++

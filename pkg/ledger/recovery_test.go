@@ -1,0 +1,72 @@
+package ledger_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+// However big the entries of a ledger's tail are, a recovery holds and reads ahead no more than a bounded number of bytes; and
+// of small ones it reads as many ahead as its window has.
+func TestRecoveryBoundsItsBytes(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{100, 5 << 20} {
+		l := meta.Ledger{
+			ID: simLedger, State: meta.LedgerInRecovery, Term: 1, Last: entry.NoEntry,
+			Replication: meta.Replication{Ensemble: 3, WriteQuorum: 3, AckQuorum: 2}, Fragments: []meta.Fragment{{}},
+		}
+		for _, u := range bookieclient.FakeUUIDs(3) {
+			l.Fragments[0].Slots = append(l.Fragments[0].Slots, meta.Slot{UUID: u})
+		}
+		c := ledger.NewRecoveryCore(ledger.Config{RecoveryWindow: 64}, l, time.Now())
+		c.Done()
+		for i := range 3 {
+			c.FenceDone(i, entry.NoEntry, bookiewire.OK)
+		}
+		big := make([]byte, size)
+		var unread, unwritten []entry.EntryID
+		most := 0
+		const entries = 500
+		for step := range 10_000 {
+			rd := *c.Ready()
+			for _, r := range rd.Reads {
+				unread = append(unread, r.Entry)
+			}
+			for _, w := range rd.Writes {
+				unwritten = append(unwritten, w.Entry)
+			}
+			c.Done()
+			most = max(most, len(unread))
+			if held := 3*len(unread)*size + len(unwritten)*size; step > 0 && held > 48<<20 {
+				t.Fatalf("%d entries of %d bytes are read ahead, %d not written back", len(unread), size, len(unwritten))
+			}
+			switch {
+			case rd.Finish != nil:
+				equal(t, entry.EntryID(entries-1), rd.Finish.Last)
+				if size == 100 {
+					equal(t, 64, most)
+				}
+				goto next
+			case len(unread) > 0 && unread[0] < entries && step%3 != 0:
+				c.ReadDone(unread[0], 0, bookiewire.OK, entry.Checksum(simLedger, unread[0], big), big)
+				unread = unread[1:]
+			case len(unwritten) > 0:
+				for i := range 2 {
+					c.AddDone(unwritten[0], i, l.Fragments[0].Slots[i].UUID, bookiewire.OK)
+				}
+				unwritten = unwritten[1:]
+			case len(unread) > 0 && unread[0] == entries:
+				for i := range 3 {
+					c.ReadDone(entries, i, bookiewire.NoEntry, 0, nil)
+				}
+			}
+		}
+		t.Fatal("the recovery does not end")
+	next:
+	}
+}
