@@ -160,9 +160,13 @@ func (b *Broker) Ready() error {
 	switch {
 	case b.draining.Load():
 		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "broker is draining")
-	case b.deps.Session.ID() == 0:
-		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "broker has no lease: etcd does not answer")
+	case !b.deps.Session.Alive(): // it may have a lease that it cannot renew
+		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "broker has no lease that lasts: etcd does not answer")
 	}
+	return b.registered()
+}
+
+func (b *Broker) registered() error {
 	if _, ok := b.deps.Cache.Broker(b.cfg.Self.ID); !ok {
 		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "broker is not registered yet")
 	}

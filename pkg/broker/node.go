@@ -137,7 +137,7 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 func (n *Node) announced(ctx context.Context) error {
 	for {
 		changed := n.cache.Changed(meta.KindBrokers)
-		if n.broker.Ready() == nil {
+		if n.broker.registered() == nil {
 			return nil
 		}
 		select {
