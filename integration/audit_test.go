@@ -69,6 +69,16 @@ func (w *town) audit() {
 	w.Logf("audited %d entries of %d ledgers; %d copies are missing", entries, len(ledgers), missing)
 }
 
+// fewLedgers fails the test when ledgers were made in a loop.
+func (w *town) fewLedgers() {
+	w.Helper()
+	ledgers, err := w.metadata().ListLedgers(w.ctx, 0, 10_000)
+	w.check(err)
+	if len(ledgers) > 20 {
+		w.Errorf("there are %d ledgers", len(ledgers))
+	}
+}
+
 // ledgerAudit is what bookies hold of one ledger.
 type ledgerAudit struct {
 	ledger meta.Ledger

@@ -3,6 +3,7 @@ package integration
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ func TestKillOwner(t *testing.T) {
 	for range 2 {
 		owner := w.owner()
 		watch := run.Watch()
-		w.check(owner.Kill())
+		w.strike(run, owner.Kill)
 		w.more(run, 1000)
 		w.Logf("publish gap after kill -9 of the owner: %v", watch.Stop())
 		if w.owner() == owner {
@@ -43,9 +44,16 @@ func TestKillOneBookie(t *testing.T) {
 			w.more(run, 1000)
 			_, victims := w.openLedger()
 			watch := run.Watch()
-			w.check(victims[0].Kill())
-			w.more(run, 2500) // an ensemble change or a smaller ensemble, and a roll
+			w.strike(run, victims[0].Kill)
+			w.more(run, 500)
 			w.Logf("publish gap after kill -9 of a bookie: %v", watch.Stop())
+			if bookies > 3 {
+				w.until("another bookie has taken its place", func() bool {
+					_, now := w.openLedger()
+					return !slices.Contains(now, victims[0])
+				})
+			}
+			w.more(run, 2000) // a roll
 			w.check(victims[0].Start(w.ctx))
 			w.more(run, 500)
 			w.finish(run)
@@ -62,7 +70,7 @@ func TestKillTwoBookies(t *testing.T) {
 	hasty := w.load(func(c *workload.Config) { c.Topic, c.Timeout, c.Rate = "hasty", time.Second, 200 })
 	w.more(patient, 500)
 	w.more(hasty, 100)
-	w.check(w.c.Bookies[0].Kill())
+	w.strike(patient, w.c.Bookies[0].Kill)
 	w.check(w.c.Bookies[1].Kill())
 	w.until("a message fails", func() bool { return len(hasty.Failures()) > 0 })
 	_, before, _ := patient.Counts()
@@ -78,6 +86,7 @@ func TestKillTwoBookies(t *testing.T) {
 			t.Errorf("not a typed error that may be retried: %v", err)
 		}
 	}
+	w.fewLedgers()
 	w.check(w.c.Bookies[0].Start(w.ctx))
 	w.more(patient, 1000)
 	w.more(hasty, 100)
@@ -93,13 +102,25 @@ func TestRestartEverything(t *testing.T) {
 	run := w.load(nil)
 	for range 2 {
 		w.more(run, 1000)
-		for _, p := range w.c.All() { // brokers last: they see the others die
-			w.check(p.Kill())
-		}
+		w.strike(run, w.killAll)
 		w.check(w.c.StartAll(w.ctx))
 	}
 	w.more(run, 500)
 	w.finish(run)
+}
+
+// killAll kills every process at once: none sees another die first.
+func (w *town) killAll() error {
+	all := w.c.All()
+	killed := make(chan error, len(all))
+	for _, p := range all {
+		go func() { killed <- p.Kill() }()
+	}
+	var err error
+	for range all {
+		err = errors.Join(err, <-killed)
+	}
+	return err
 }
 
 // Every process is told to stop, all at once, and started again.
@@ -202,14 +223,13 @@ func TestKillEtcdLeader(t *testing.T) {
 	w.more(run, 1000)
 	leader := w.etcdLeader()
 	watch := run.Watch()
-	w.check(leader.Kill())
+	w.strike(run, leader.Kill)
 	_, err := w.client.Admin().CreateTopic(w.ctx, &brokerv1.CreateTopicRequest{Topic: "created-without-the-old-leader"})
 	w.check(err)
 	w.more(run, 2500) // a roll among them
 	w.Logf("publish gap after kill -9 of etcd's leader: %v", watch.Stop())
 	w.check(leader.Start(w.ctx))
-	owner := w.owner()
-	w.check(owner.Kill()) // takeover works with the new leader
+	w.strike(run, w.owner().Kill) // takeover works with the new leader
 	w.more(run, 500)
 	w.finish(run)
 }

@@ -3,7 +3,6 @@
 package integration
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
-	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/workload"
 	"github.com/penstock-mq/penstock/pkg/workload/process"
 )
@@ -94,7 +92,7 @@ func TestFullDisk(t *testing.T) {
 		_, now, _ := run.Counts()
 		return now == before
 	})
-	w.readAll(before)
+	w.readAll(topic, before)
 
 	for _, path := range filler {
 		w.check(os.Remove(path))
@@ -112,23 +110,4 @@ func TestFullDisk(t *testing.T) {
 	}
 	w.finish(run)
 	w.end(hasty)
-}
-
-// readAll reads so many messages from the topic's beginning.
-func (w *town) readAll(n uint64) {
-	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
-	defer cancel()
-	r, err := w.client.Reader(ctx, topic, client.Earliest())
-	w.check(err)
-	for i := range n {
-		d, err := r.Receive(ctx)
-		if err != nil {
-			w.Fatalf("read message %d of %d: %v", i, n, err)
-		}
-		if _, err := workload.ParseBody(d.Value); err != nil {
-			w.Fatal(err)
-		}
-	}
-	w.check(r.Close(ctx))
 }

@@ -170,18 +170,15 @@ func (w *town) strike(run *workload.Run, do func() error) {
 	w.check(do())
 }
 
-// describe asks the topic's owner about it, as often as it takes.
-func (w *town) describe() *brokerv1.DescribeTopicResponse {
+// owner is the broker that serves the topic that is used if nothing else is said.
+func (w *town) owner() *process.Process { w.Helper(); return w.ownerOf(topic) }
+
+// ownerOf asks the topic's owner, as often as it takes, which broker that is.
+func (w *town) ownerOf(topic string) *process.Process {
 	w.Helper()
 	t, err := w.client.Admin().DescribeTopic(w.ctx, &brokerv1.DescribeTopicRequest{Topic: topic})
 	w.check(err)
-	return t
-}
-
-// owner is the broker that serves the topic.
-func (w *town) owner() *process.Process {
-	w.Helper()
-	p := w.c.Broker(w.describe().GetBrokerUrl())
+	p := w.c.Broker(t.GetBrokerUrl())
 	if p == nil {
 		w.Fatal("the topic's owner is none of this town's brokers")
 	}
@@ -232,6 +229,19 @@ func (w *town) throughout(d time.Duration, what string, ok func() bool) {
 		case <-time.After(pollInterval):
 		}
 	}
+}
+
+// stalls waits until publishing has stood still for a time. What was on its way may be acknowledged before.
+func (w *town) stalls(run *workload.Run, d time.Duration) {
+	w.Helper()
+	_, last, _ := run.Counts()
+	since := time.Now()
+	w.until("nothing is acknowledged", func() bool {
+		if _, now, _ := run.Counts(); now != last {
+			last, since = now, time.Now()
+		}
+		return time.Since(since) > d
+	})
 }
 
 func (w *town) metric(p *process.Process, name string) float64 {

@@ -21,6 +21,8 @@ type Config struct {
 	Etcds, Bookies, Brokers int
 	// BookieArgs and BrokerArgs are further flags.
 	BookieArgs, BrokerArgs []string
+	// BookieFlags, when set, gives further flags of one bookie.
+	BookieFlags func(index int) []string
 	// BookieDir, when set, places the data of a bookie; "" keeps the default place.
 	BookieDir func(index int) string
 	// BrokerEtcd, when set, gives the etcd endpoints that a broker is told; nil keeps the real ones.
@@ -136,7 +138,11 @@ func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
 			"--bookie-id", name, "--host-label", name, "--data-dir", dir, "--etcd", strings.Join(c.Endpoints(), ","),
 			"--listen", a[0], "--grpc-listen", a[1], "--http", a[2], "--advertise", "127.0.0.1",
 		}
-		p := c.process(cfg, "bookie", name, a[0], a[2], append(args, cfg.BookieArgs...)...)
+		args = append(args, cfg.BookieArgs...)
+		if cfg.BookieFlags != nil {
+			args = append(args, cfg.BookieFlags(i)...)
+		}
+		p := c.process(cfg, "bookie", name, a[0], a[2], args...)
 		p.Control = a[1]
 		c.Bookies = append(c.Bookies, p)
 	}
