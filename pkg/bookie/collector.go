@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,6 +14,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 // Collection is what garbage collection asks of a store; [*ledgerstore.Store] is one.
@@ -28,7 +28,8 @@ type Collection interface {
 type Records interface {
 	Ledgers
 	GetCluster(ctx context.Context) (meta.ClusterInfo, error)
-	LedgersOn(ctx context.Context, u entry.StorageUUID) ([]entry.LedgerID, error)
+	Holdings(ctx context.Context, u entry.StorageUUID) (meta.Holdings, error)
+	Revision(ctx context.Context) (int64, error)
 	ConfirmDeleted(ctx context.Context, id entry.LedgerID, u entry.StorageUUID) error
 }
 
@@ -60,65 +61,120 @@ type Pass struct {
 	Deleted, Quarantined, Skipped, Postponed int
 }
 
+const (
+	// sweepPerPass is how many of the ledgers that nothing is known to be due for are read all the same in a pass, in
+	// turn: the index that spares the reading is believed, and checked.
+	sweepPerPass = 256
+	// lookInterval is how often etcd's revision is looked at between passes: a restored etcd must be noticed before it
+	// has made as many revisions as it lost.
+	lookInterval = 5 * time.Second
+)
+
 // Collector carries out what [Judge] decides, over all ledgers stored here and all that the metadata place here.
+//
+// A pass lists the reverse index of this bookie, which says which ledgers are placed here and which of them are being
+// deleted, and reads the records of those and of what is stored here and not placed here, besides a few of the
+// others. To read every record in each pass was rejected: with 100,000 ledgers that kept etcd at 1000 reads a second for
+// most of the time, to find nothing.
 type Collector struct {
 	cfg     GCConfig
 	me      Identity
 	store   Collection
 	records Records
+	seenRev *revisions
 	log     *slog.Logger
 	metrics *gcMetrics
 	limiter *rate.Limiter
 	now     func() time.Time
 
-	mu          sync.Mutex // one pass at a time
+	busy        chan struct{} // one pass at a time
 	seen        map[entry.LedgerID]Sighting
 	quarantined map[entry.LedgerID]bool
-	// revisions are the highest that each ledger's record was read at. One that falls means that etcd was restored
-	// from an older copy: nothing that it says of deletions is to be trusted then.
-	revisions map[entry.LedgerID]int64
+	swept       entry.LedgerID // the last one that was read in turn
 }
 
-// NewCollector makes a collector. registerer may be nil.
-func NewCollector(cfg GCConfig, me Identity, store Collection, records Records, log *slog.Logger, registerer prometheus.Registerer) *Collector {
+// NewCollector makes a collector. fs and file are where the highest revision of etcd is kept; registerer may be nil.
+func NewCollector(cfg GCConfig, me Identity, store Collection, records Records, fs vfs.FS, file string, log *slog.Logger, registerer prometheus.Registerer) *Collector {
 	cfg = cfg.WithDefaults()
 	return &Collector{
 		cfg: cfg, me: me, store: store, records: records, log: log, metrics: newGCMetrics(registerer),
-		limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), now: time.Now,
-		seen: make(map[entry.LedgerID]Sighting), quarantined: make(map[entry.LedgerID]bool),
-		revisions: make(map[entry.LedgerID]int64),
+		seenRev: newRevisions(fs, file), limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), now: time.Now,
+		busy: make(chan struct{}, 1), seen: make(map[entry.LedgerID]Sighting), quarantined: make(map[entry.LedgerID]bool),
 	}
 }
 
-// Run makes a pass per interval until ctx ends.
+// Run makes a pass per interval, and looks at etcd's revision in between, until ctx ends.
 func (c *Collector) Run(ctx context.Context) {
-	timer := time.NewTimer(c.cfg.Interval)
-	defer timer.Stop()
-	failing := false
+	look := time.NewTicker(min(lookInterval, c.cfg.Interval))
+	defer look.Stop()
+	next := time.Now().Add(c.cfg.Interval)
+	failing := ""
 	for {
+		var err error
+		if time.Now().Before(next) {
+			err = c.Look(ctx)
+		} else {
+			_, err = c.Pass(ctx)
+			next = time.Now().Add(c.cfg.Interval)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		switch {
+		case err != nil && failing != err.Error():
+			failing = err.Error()
+			c.log.Warn("garbage collection cannot go on, nothing is deleted", slog.Any("error", err))
+		case err == nil && failing != "":
+			failing = ""
+			c.log.Info("garbage collection goes on")
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
+		case <-look.C:
 		}
-		_, err := c.Pass(ctx)
-		if failed := err != nil && ctx.Err() == nil; failed != failing {
-			failing = failed
-			if failed {
-				c.log.Warn("garbage collection cannot go on, nothing is deleted", slog.Any("error", err))
-			} else {
-				c.log.Info("garbage collection goes on")
-			}
-		}
-		timer.Reset(c.cfg.Interval)
 	}
 }
 
-// Pass looks at every ledger once. An error means that the pass ended early; what it deleted before stays deleted.
-func (c *Collector) Pass(ctx context.Context) (Pass, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var p Pass
+// begin makes the caller the only one at work, until end.
+func (c *Collector) begin(ctx context.Context) error {
+	select {
+	case c.busy <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Collector) end(err error) {
+	stopped := 0.0
+	if err != nil {
+		stopped = 1
+	}
+	c.metrics.stopped.Set(stopped)
+	<-c.busy
+}
+
+// Look checks that etcd has not gone back behind what this bookie has seen of it.
+func (c *Collector) Look(ctx context.Context) (err error) {
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	defer func() { c.end(err) }()
+	rev, err := c.records.Revision(ctx)
+	if err != nil {
+		return fmt.Errorf("read etcd's revision: %w", err)
+	}
+	return c.seenRev.note(rev)
+}
+
+// Pass looks once at every ledger that something may be due for. An error means that the pass ended early; what it
+// deleted before stays deleted.
+func (c *Collector) Pass(ctx context.Context) (p Pass, err error) {
+	if err := c.begin(ctx); err != nil {
+		return p, err
+	}
+	defer func() { c.end(err) }()
 	cluster, err := c.records.GetCluster(ctx)
 	if err != nil {
 		return p, fmt.Errorf("read cluster: %w", err)
@@ -126,44 +182,60 @@ func (c *Collector) Pass(ctx context.Context) (Pass, error) {
 	if cluster.UUID != c.me.Cluster {
 		return p, fmt.Errorf("etcd holds cluster %s, this bookie's is %s", cluster.UUID, c.me.Cluster)
 	}
-	// Placed here but not stored: their deletion waits for a word from here.
-	ids, err := c.records.LedgersOn(ctx, c.me.Storage)
+	placed, err := c.records.Holdings(ctx, c.me.Storage)
 	if err != nil {
 		return p, fmt.Errorf("list ledgers placed here: %w", err)
 	}
-	stored := 0
-	c.store.Ledgers(func(l ledgerstore.LedgerInfo) bool {
-		ids = append(ids, l.Ledger)
-		stored++
-		return true
-	})
-	slices.Sort(ids)
-	ids = slices.Compact(ids)
+	if err := c.seenRev.note(placed.Revision); err != nil {
+		return p, err
+	}
+	if err := c.seenRev.save(); err != nil {
+		return p, fmt.Errorf("keep etcd's revision: %w", err)
+	}
+	ids, stored := c.due(placed)
 	limit := maxDeletes(stored, c.cfg.MaxFraction)
-	seen, revisions := make(map[entry.LedgerID]Sighting), make(map[entry.LedgerID]int64)
+	seen := make(map[entry.LedgerID]Sighting)
 	for _, id := range ids {
 		if err := c.limiter.Wait(ctx); err != nil {
 			return p, fmt.Errorf("wait for a read: %w", err)
 		}
-		if err := c.one(ctx, id, &p, limit, seen, revisions); err != nil {
+		if err := c.one(ctx, id, &p, limit, seen); err != nil {
 			return p, err
 		}
 	}
-	c.seen, c.revisions = seen, revisions
+	c.seen = seen
 	c.metrics.quarantined.Set(float64(p.Quarantined))
 	c.metrics.passes.Inc()
 	return p, nil
 }
 
-// one judges a ledger and acts.
-func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit int, seen map[entry.LedgerID]Sighting, revisions map[entry.LedgerID]int64) error {
-	l, err := c.records.GetLedger(ctx, id)
-	if err == nil {
-		if before := c.revisions[id]; l.Rev < before {
-			return fmt.Errorf("the record of ledger %d went back from revision %d to %d: etcd was restored from an older copy; audit before this bookie is restarted", id, before, l.Rev)
+// due returns the ledgers whose records a pass reads, by id, and how many are stored here.
+func (c *Collector) due(placed meta.Holdings) (ids []entry.LedgerID, stored int) {
+	ids = append(ids, placed.Deleting...)
+	rest := placed.Ledgers
+	c.store.Ledgers(func(l ledgerstore.LedgerInfo) bool {
+		stored++
+		if _, found := slices.BinarySearch(placed.Ledgers, l.Ledger); !found {
+			ids = append(ids, l.Ledger)
 		}
-		revisions[id] = l.Rev
+		return true
+	})
+	from, found := slices.BinarySearch(rest, c.swept)
+	if found {
+		from++
 	}
+	n := min(sweepPerPass, len(rest))
+	for i := range n {
+		c.swept = rest[(from+i)%len(rest)]
+		ids = append(ids, c.swept)
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids), stored
+}
+
+// one judges a ledger and acts.
+func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit int, seen map[entry.LedgerID]Sighting) error {
+	l, err := c.records.GetLedger(ctx, id)
 	info, stored := c.store.Ledger(id)
 	here := Local{Stored: stored, Entries: info.Entries}
 	verdict := Judge(c.me.Storage, here, l, err, c.seen[id], c.now(), c.cfg.Grace)
@@ -226,6 +298,7 @@ func (c *Collector) confirm(ctx context.Context, id entry.LedgerID) error {
 // gcMetrics are a collector's.
 type gcMetrics struct {
 	passes      prometheus.Counter
+	stopped     prometheus.Gauge
 	deleted     prometheus.Counter
 	skipped     prometheus.Counter
 	quarantined prometheus.Gauge
@@ -234,7 +307,10 @@ type gcMetrics struct {
 func newGCMetrics(registerer prometheus.Registerer) *gcMetrics {
 	m := &gcMetrics{
 		passes: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "penstock_bookie_gc_passes_total", Help: "Passes of garbage collection that looked at every ledger.",
+			Name: "penstock_bookie_gc_passes_total", Help: "Passes of garbage collection that went through.",
+		}),
+		stopped: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "penstock_bookie_gc_stopped", Help: "1 while garbage collection deletes nothing, because etcd is away, is another cluster's or went back.",
 		}),
 		deleted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "penstock_bookie_gc_deleted_ledgers_total", Help: "Ledgers that garbage collection deleted.",
@@ -247,7 +323,7 @@ func newGCMetrics(registerer prometheus.Registerer) *gcMetrics {
 		}),
 	}
 	if registerer != nil {
-		registerer.MustRegister(m.passes, m.deleted, m.skipped, m.quarantined)
+		registerer.MustRegister(m.passes, m.stopped, m.deleted, m.skipped, m.quarantined)
 	}
 	return m
 }

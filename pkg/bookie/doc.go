@@ -15,8 +15,8 @@
 //
 //   - server.go, conn.go, requests.go: the data path. admission.go: who may create a ledger here.
 //   - cookie.go, identity.go: who this disk is.
-//   - gc.go: what may be deleted, as a pure decision; collector.go carries it out.
+//   - gc.go: what may be deleted, as a pure decision; collector.go carries it out, revision.go stops it when etcd went back.
 //   - registration.go: what the cluster knows of a live bookie.
-//   - control.go, http.go, health.go: for operators and probes.
+//   - control.go, health.go: for operators and probes.
 //   - node.go: construction, order, shutdown.
 package bookie

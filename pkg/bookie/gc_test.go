@@ -1,15 +1,19 @@
 package bookie
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 func TestJudgeTable(t *testing.T) {
@@ -72,6 +76,19 @@ type shelf struct {
 	placedErr error
 	confirmed []entry.LedgerID
 	deleteErr error
+	revision  int64
+	unmarked  bool // the index does not say what is being deleted
+	reads     int
+}
+
+func (s *shelf) GetLedger(ctx context.Context, id entry.LedgerID) (meta.Ledger, error) {
+	s.reads++
+	return s.records.GetLedger(ctx, id)
+}
+
+// collector makes one over s that reads as fast as it can.
+func (s *shelf) collector(fs vfs.FS) *Collector {
+	return NewCollector(GCConfig{ReadsPerSecond: 1e9}, me, s, s, fs, revisionName, quiet(), nil)
 }
 
 func newShelf() *shelf {
@@ -84,9 +101,17 @@ func (s *shelf) GetCluster(context.Context) (meta.ClusterInfo, error) {
 	return meta.ClusterInfo{UUID: s.cluster}, nil
 }
 
-func (s *shelf) LedgersOn(context.Context, entry.StorageUUID) ([]entry.LedgerID, error) {
-	return s.placed, s.placedErr
+func (s *shelf) Holdings(context.Context, entry.StorageUUID) (meta.Holdings, error) {
+	h := meta.Holdings{Revision: s.revision, Ledgers: s.placed}
+	for _, id := range s.placed {
+		if s.all[id].State == meta.LedgerDeleting && !s.unmarked {
+			h.Deleting = append(h.Deleting, id)
+		}
+	}
+	return h, s.placedErr
 }
+
+func (s *shelf) Revision(context.Context) (int64, error) { return s.revision, nil }
 
 func (s *shelf) ConfirmDeleted(_ context.Context, id entry.LedgerID, _ entry.StorageUUID) error {
 	s.confirmed = append(s.confirmed, id)
@@ -141,7 +166,7 @@ func TestCollectorDeletesWhatMayGo(t *testing.T) {
 	// 5 has no record. 6 is not stored, its deletion waits for this bookie.
 	s.set(meta.Ledger{ID: 6, State: meta.LedgerDeleting, Fragments: openLedger(6, me.Storage).Fragments})
 	s.placed = []entry.LedgerID{1, 2, 6}
-	c := NewCollector(GCConfig{}, me, s, s, quiet(), nil)
+	c := s.collector(vfs.NewMem())
 	now := time.Unix(0, 0)
 	c.now = func() time.Time { return now }
 
@@ -170,7 +195,7 @@ func TestCollectorForgetsASightingThatWasContradicted(t *testing.T) {
 	s := newShelf()
 	s.stored[4] = 3
 	s.set(closedElsewhere(4))
-	c := NewCollector(GCConfig{}, me, s, s, quiet(), nil)
+	c := s.collector(vfs.NewMem())
 	now := time.Unix(0, 0)
 	c.now = func() time.Time { return now }
 	pass := func() {
@@ -209,36 +234,18 @@ func TestCollectorDeletesNothingInDoubt(t *testing.T) {
 		s.stored[3] = 1
 		s.set(meta.Ledger{ID: 3, State: meta.LedgerDeleting})
 		change(s)
-		if _, err := NewCollector(GCConfig{}, me, s, s, quiet(), nil).Pass(t.Context()); err == nil {
+		if _, err := s.collector(vfs.NewMem()).Pass(t.Context()); err == nil {
 			t.Errorf("%s: no error", what)
 		}
 		if len(s.left()) != 1 || len(s.confirmed) != 0 {
 			t.Errorf("%s: left %v, confirmed %v", what, s.left(), s.confirmed)
 		}
 	}
-	// An etcd that was restored from an older copy, in which the ledger that is gone may well be wanted.
-	back := newShelf()
-	back.stored[3], back.stored[4] = 1, 1
-	open := openLedger(3, me.Storage)
-	open.Rev = 100
-	back.set(open)
-	back.set(openLedger(4, me.Storage))
-	c := NewCollector(GCConfig{}, me, back, back, quiet(), nil)
-	if _, err := c.Pass(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	back.set(meta.Ledger{ID: 3, State: meta.LedgerDeleting, Rev: 50})
-	back.set(meta.Ledger{ID: 4, State: meta.LedgerDeleting, Rev: 50})
-	for range 2 {
-		if _, err := c.Pass(t.Context()); err == nil || len(back.left()) != 2 {
-			t.Fatalf("restored etcd: left %v, %v", back.left(), err)
-		}
-	}
 	// A record that cannot be understood is skipped, the others are not.
 	s := newShelf()
 	s.stored[3] = 1
 	s.err = &meta.CorruptRecordError{Key: "k", Err: errors.New("bad")}
-	p, err := NewCollector(GCConfig{}, me, s, s, quiet(), nil).Pass(t.Context())
+	p, err := s.collector(vfs.NewMem()).Pass(t.Context())
 	if err != nil || p.Skipped != 1 || len(s.left()) != 1 {
 		t.Fatalf("%+v %v", p, err)
 	}
@@ -251,7 +258,7 @@ func TestCollectorCapsAPass(t *testing.T) {
 		s.stored[id] = 1
 		s.set(meta.Ledger{ID: id, State: meta.LedgerDeleting})
 	}
-	c := NewCollector(GCConfig{ReadsPerSecond: 1e6}, me, s, s, quiet(), nil)
+	c := s.collector(vfs.NewMem())
 	p, err := c.Pass(t.Context())
 	if err != nil || p.Deleted != 50 || p.Postponed != 150 || len(s.left()) != 150 {
 		t.Fatalf("%+v %v", p, err)
@@ -261,4 +268,142 @@ func TestCollectorCapsAPass(t *testing.T) {
 			t.Fatalf("%+v %v", p, err)
 		}
 	}
+}
+
+// An etcd that was restored from an older copy says of deletions what is no longer true: garbage collection ends until
+// somebody has looked, however far that etcd gets and however often the bookie is started.
+func TestCollectorStopsWhenEtcdWentBack(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	s.stored[3] = 1
+	s.set(openLedger(3, me.Storage))
+	fs := vfs.NewMem()
+	for s.revision = 100; s.revision < 105; s.revision++ {
+		if _, err := s.collector(fs).Pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.set(meta.Ledger{ID: 3, State: meta.LedgerDeleting})
+	s.revision = 103
+	stopped := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "103 after 104") || !strings.Contains(err.Error(), revisionName) || len(s.left()) != 1 {
+			t.Fatalf("%s: left %v, %v", what, s.left(), err)
+		}
+	}
+	stopped("after a restart", s.collector(fs).Look(t.Context()))
+	s.revision = 1000
+	c := s.collector(fs)
+	_, err := c.Pass(t.Context())
+	stopped("when it has caught up", err)
+	stopped("look", c.Look(t.Context()))
+	if valueOf(c.metrics.stopped) != 1 {
+		t.Fatal("no metric says so")
+	}
+	if err := fs.Remove(revisionName); err != nil {
+		t.Fatal(err)
+	}
+	if p, err := s.collector(fs).Pass(t.Context()); err != nil || p.Deleted != 1 {
+		t.Fatalf("after somebody looked: %+v %v", p, err)
+	}
+}
+
+// A pass does not read every record: with many ledgers here it is the index that says what is due. What the index does
+// not say is found all the same, in turn.
+func TestCollectorReadsWhatIsDue(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	const ledgers = 10_000
+	for id := entry.LedgerID(1); id <= ledgers; id++ {
+		s.stored[id] = 1
+		s.set(openLedger(id, me.Storage))
+		s.placed = append(s.placed, id)
+	}
+	remove := func(id entry.LedgerID) {
+		l := openLedger(id, me.Storage)
+		l.State = meta.LedgerDeleting
+		s.set(l)
+	}
+	remove(7000)
+	s.stored[ledgers+1] = 1
+	s.set(meta.Ledger{ID: ledgers + 1, State: meta.LedgerDeleting})
+	c := s.collector(vfs.NewMem())
+	p, err := c.Pass(t.Context())
+	if err != nil || p.Deleted != 2 || s.reads > sweepPerPass+2 {
+		t.Fatalf("%+v with %d reads, %v", p, s.reads, err)
+	}
+	s.unmarked = true
+	remove(ledgers)
+	remove(1)
+	for range ledgers/sweepPerPass + 1 {
+		if _, err := c.Pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.left()) != ledgers-3 {
+		t.Fatalf("%d ledgers left", len(s.left()))
+	}
+}
+
+func TestRevisionFile(t *testing.T) {
+	t.Parallel()
+	checkDocumented(t, "bookie-revision", seenRevision{highest: 1234567, back: 0x1000}.encode())
+	// Whatever a power cut leaves of a write, the file holds the revision before it or the one after it.
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		fs := vfs.NewMem()
+		highest := int64(0)
+		for range 6 {
+			r := newRevisions(fs, revisionName)
+			rev := highest + 1 + rng.Int64N(3)
+			cut := rng.IntN(14)
+			fs.CutPowerAfter(cut)
+			err := r.note(rev)
+			if err == nil {
+				err = r.save()
+			}
+			fs.Crash(rng)
+			again := newRevisions(fs, revisionName)
+			if err := again.load(); err != nil {
+				t.Fatalf("seed %d, power cut after %d operations: %v", seed, cut, err)
+			}
+			if got := again.seen; got.back != 0 || got.highest != rev && (got.highest != highest || err == nil) {
+				t.Fatalf("seed %d, power cut after %d operations: %+v, was %d, noted %d", seed, cut, got, highest, rev)
+			}
+			highest = again.seen.highest
+		}
+	}
+	// A file that nobody can read may have said anything.
+	fs := vfs.NewMem()
+	r := newRevisions(fs, revisionName)
+	if err := errors.Join(r.note(5), r.save()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := fs.Open(revisionName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slot := range []int64{0, revisionSlot} {
+		if err := newRevisions(fs, revisionName).note(5); err != nil {
+			t.Fatalf("one slot damaged: %v", err)
+		}
+		if _, err := f.WriteAt([]byte{0xff}, slot+20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := newRevisions(fs, revisionName).note(6); !errors.Is(err, errRevision) {
+		t.Fatalf("both slots damaged: %v", err)
+	}
+}
+
+func FuzzRevision(f *testing.F) {
+	f.Add(seenRevision{highest: 7}.encode())
+	f.Add(seenRevision{highest: 7, back: 3}.encode())
+	f.Add([]byte("PNSTREVN"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRevision(b)
+		if err == nil && !bytes.Equal(r.encode()[:16], b[:16]) && b[10] == 0 {
+			t.Fatalf("%x decodes to %+v", b, r)
+		}
+	})
 }

@@ -250,23 +250,7 @@ func TestCookieBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile("../../docs/formats.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, found := strings.Cut(string(page), "```hex bookie-cookie\n")
-	if !found {
-		t.Fatal("docs/formats.md has no block hex bookie-cookie")
-	}
-	block, _, _ := strings.Cut(rest, "```")
-	var digits strings.Builder
-	for line := range strings.Lines(block) {
-		code, _, _ := strings.Cut(line, "#")
-		digits.WriteString(strings.Join(strings.Fields(code), ""))
-	}
-	if got := digits.String(); got != hex.EncodeToString(b) {
-		t.Fatalf("docs/formats.md, hex bookie-cookie:\n page %s\n code %x", got, b)
-	}
+	checkDocumented(t, "bookie-cookie", b)
 	got, err := decodeCookie(b)
 	if err != nil || got != testCookie() {
 		t.Fatalf("%+v %v", got, err)
@@ -283,6 +267,28 @@ func TestCookieBytes(t *testing.T) {
 	}
 	if _, err := encodeCookie(Cookie{}); err == nil {
 		t.Fatal("a cookie without a bookie id was encoded")
+	}
+}
+
+// checkDocumented compares bytes with the example of that name in docs/formats.md.
+func checkDocumented(t *testing.T, name string, b []byte) {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/formats.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(page), "```hex "+name+"\n")
+	if !found {
+		t.Fatalf("docs/formats.md has no block hex %s", name)
+	}
+	block, _, _ := strings.Cut(rest, "```")
+	var digits strings.Builder
+	for line := range strings.Lines(block) {
+		code, _, _ := strings.Cut(line, "#")
+		digits.WriteString(strings.Join(strings.Fields(code), ""))
+	}
+	if got := digits.String(); got != hex.EncodeToString(b) {
+		t.Fatalf("docs/formats.md, hex %s:\n page %s\n code %x", name, got, b)
 	}
 }
 

@@ -137,7 +137,7 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 		return nil, fmt.Errorf("get a lease: %w", err)
 	}
 	b.server = NewServer(cfg.Server, b.me, b.store, env.Meta, b.log, env.Registerer)
-	b.collector = NewCollector(cfg.GC, b.me, b.store, env.Meta, b.log, env.Registerer)
+	b.collector = NewCollector(cfg.GC, b.me, b.store, env.Meta, env.FS, path.Join(cfg.DataDir, revisionName), b.log, env.Registerer)
 	r := &registrar{meta: env.Meta, cluster: b.me.Cluster, session: b.session, store: b.store, base: b.registration(), interval: cfg.RegistrationInterval, log: b.log}
 	reg, err := r.register(ctx)
 	if err != nil {

@@ -27,7 +27,7 @@
 //
 //	cluster, ledger-ids, bundle-numbers/<tenant>/<namespace>
 //	ledgers/<id>                                      ids as in compactID
-//	bybookie/<storage uuid, 32 hex digits>/<id>       reverse index, holders and intents
+//	bybookie/<storage uuid, 32 hex digits>/<id>       reverse index, holders and intents; "d" when it is being deleted
 //	chains/<chain id>, chain-pages/<chain id>/<page>
 //	cookies/<bookie id>, retired/<storage uuid>, elections/<name>
 //	view/…  what the cache watches: bookies, brokers, owners, epochs, tenants, namespaces, topics

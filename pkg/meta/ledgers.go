@@ -78,37 +78,66 @@ func (s *Store) ledgerIDOf(key, prefix string) (entry.LedgerID, error) {
 	return entry.LedgerID(n), nil
 }
 
+// Holdings are the ledgers that name a storage identity in a fragment or an intent.
+type Holdings struct {
+	// Revision is etcd's when they were read, all at once.
+	Revision int64
+	// Ledgers are all of them, by id: those that are being deleted too, until the identity has confirmed that.
+	Ledgers []entry.LedgerID
+	// Deleting are those of them that are being deleted. Only the ledger's record is a statement that it may go.
+	Deleting []entry.LedgerID
+}
+
 // LedgersOn lists the ledgers that name the storage identity u in a fragment or an intent, by id, as of one
 // revision. Ledgers that are being deleted are among them until u confirmed the deletion.
 func (s *Store) LedgersOn(ctx context.Context, u entry.StorageUUID) ([]entry.LedgerID, error) {
+	h, err := s.Holdings(ctx, u)
+	return h.Ledgers, err
+}
+
+// Holdings reads the reverse index of the storage identity u, linearizably.
+func (s *Store) Holdings(ctx context.Context, u entry.StorageUUID) (Holdings, error) {
 	const page = 5000
 	prefix := s.holderPrefix(u)
 	end := clientv3.GetPrefixRangeEnd(prefix)
-	var all []entry.LedgerID
-	var rev int64
+	var h Holdings
 	for from := prefix; ; {
-		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithKeysOnly()}
-		if rev != 0 {
-			opts = append(opts, clientv3.WithRev(rev))
+		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page)}
+		if h.Revision != 0 {
+			opts = append(opts, clientv3.WithRev(h.Revision))
 		}
 		resp, err := s.read(ctx, "list a bookie's ledgers", clientv3.OpGet(from, opts...))
 		if err != nil {
-			return nil, err
+			return Holdings{}, err
 		}
 		got := resp.Responses[0].GetResponseRange()
-		rev = resp.Header.Revision
+		if h.Revision == 0 {
+			h.Revision = resp.Header.Revision
+		}
 		for _, kv := range got.Kvs {
 			id, err := s.ledgerIDOf(string(kv.Key), prefix)
 			if err != nil {
-				return nil, err
+				return Holdings{}, err
 			}
-			all = append(all, id)
+			h.Ledgers = append(h.Ledgers, id)
+			if string(kv.Value) == holderDeleting {
+				h.Deleting = append(h.Deleting, id)
+			}
 		}
 		if !got.More {
-			return all, nil
+			return h, nil
 		}
 		from = string(got.Kvs[len(got.Kvs)-1].Key) + "\x00"
 	}
+}
+
+// Revision is etcd's now, linearizably. It falls only when etcd was restored from an older copy.
+func (s *Store) Revision(ctx context.Context) (int64, error) {
+	resp, err := s.read(ctx, "read revision", clientv3.OpGet(s.clusterKey(), clientv3.WithCountOnly()))
+	if err != nil {
+		return 0, err
+	}
+	return resp.Header.Revision, nil
 }
 
 // ChangeEnsemble is T2: it gives the ledger new fragments, of which all but the last of l's must be unchanged.
@@ -327,6 +356,10 @@ func (s *Store) changeLedger(ctx context.Context, op string, g *Guard, cur Ledge
 	}
 }
 
+// holderDeleting is the value of a holder's key from T7 on, so that a bookie need not read each of its ledgers to
+// learn which may go.
+const holderDeleting = "d"
+
 // replaceLedger adds to t the change of a record: its revision compared, the reverse index brought along, no
 // identity named anew that is retired.
 func (s *Store) replaceLedger(t *txn, old, next Ledger) error {
@@ -339,9 +372,12 @@ func (s *Store) replaceLedger(t *txn, old, next Ledger) error {
 	t.put(key, value)
 	before, after := holders(old), holders(next)
 	for _, u := range sortedUUIDs(after) {
-		if !before[u] {
+		switch {
+		case !before[u]:
 			t.put(s.holderKey(u, next.ID), "")
 			t.compareUnretired(s, u)
+		case next.State == LedgerDeleting && old.State != LedgerDeleting:
+			t.put(s.holderKey(u, next.ID), holderDeleting)
 		}
 	}
 	for _, u := range sortedUUIDs(before) {

@@ -53,6 +53,13 @@ func TestLifeOfAChain(t *testing.T) {
 		if !slices.Contains(on, second.ID) {
 			t.Fatalf("bookie %d is no holder before it confirmed: %v", n, on)
 		}
+		h, err := f.Holdings(ctx, storage(n))
+		check(t, err)
+		now, err := f.Revision(ctx)
+		check(t, err)
+		if !slices.Equal(h.Ledgers, on) || !slices.Equal(h.Deleting, []entry.LedgerID{second.ID}) || h.Revision < gone.Rev || h.Revision > now {
+			t.Fatalf("bookie %d holds %+v, record is of revision %d, etcd at %d", n, h, gone.Rev, now)
+		}
 		check(t, f.ConfirmDeleted(ctx, second.ID, storage(n)))
 		check(t, f.ConfirmDeleted(ctx, second.ID, storage(n)))
 		on, err = f.LedgersOn(ctx, storage(n))

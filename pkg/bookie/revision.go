@@ -1,0 +1,193 @@
+package bookie
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+	"path"
+	"sync"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// revisionName is the file that keeps the highest revision of etcd that was seen.
+const revisionName = "REVISION"
+
+const (
+	revisionVersion = 1
+	revisionSize    = 36
+	// revisionSlot is where the second slot begins: in a sector of its own.
+	revisionSlot = vfs.SectorSize
+)
+
+var revisionMagic = [8]byte{'P', 'N', 'S', 'T', 'R', 'E', 'V', 'N'}
+
+// errRevision is returned for bytes that are no revision slot.
+var errRevision = errors.New("revision is damaged")
+
+// seenRevision is the highest revision of etcd that a bookie has seen, and the lower one that it saw afterwards, if it
+// did: then etcd was restored from an older copy, and nothing that it says of deletions is to be trusted.
+type seenRevision struct {
+	highest int64
+	back    int64 // 0: never
+}
+
+// encode returns the bytes of a slot.
+func (r seenRevision) encode() []byte {
+	b := append([]byte{}, revisionMagic[:]...)
+	b = binary.BigEndian.AppendUint16(b, revisionVersion)
+	b = append(b, 0, 0, 0, 0, 0, 0)
+	b = binary.BigEndian.AppendUint64(b, uint64(r.highest))
+	b = binary.BigEndian.AppendUint64(b, uint64(r.back))
+	return binary.BigEndian.AppendUint32(b, entry.CRC32C(b))
+}
+
+// decodeRevision reads a slot.
+func decodeRevision(b []byte) (seenRevision, error) {
+	if len(b) < revisionSize || [8]byte(b) != revisionMagic || entry.CRC32C(b[:revisionSize-4]) != binary.BigEndian.Uint32(b[revisionSize-4:]) ||
+		binary.BigEndian.Uint16(b[8:]) != revisionVersion {
+		return seenRevision{}, errRevision
+	}
+	r := seenRevision{highest: int64(binary.BigEndian.Uint64(b[16:])), back: int64(binary.BigEndian.Uint64(b[24:]))}
+	if r.highest < 0 || r.back < 0 {
+		return seenRevision{}, errRevision
+	}
+	return r, nil
+}
+
+// revisions remembers, across restarts, how far this bookie has seen etcd go. The file has two slots that are written in
+// turn, in place: on a full disk, where deleting is what helps, there is no room for a new one.
+type revisions struct {
+	fs   vfs.FS
+	file string
+
+	mu     sync.Mutex
+	loaded bool
+	seen   seenRevision
+	saved  seenRevision
+	slot   int64 // to be written next: 0 or 1
+}
+
+func newRevisions(fs vfs.FS, file string) *revisions { return &revisions{fs: fs, file: file} }
+
+// note takes a revision that etcd has just told. It returns an error if that is, or ever was, lower than one before.
+func (r *revisions) note(rev int64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.load(); err != nil {
+		return err
+	}
+	if rev < r.seen.highest && r.seen.back == 0 {
+		r.seen.back = rev
+		if err := r.write(); err != nil {
+			return fmt.Errorf("keep that etcd went back: %w", err)
+		}
+	}
+	if r.seen.back != 0 {
+		return fmt.Errorf("etcd was restored from an older copy: it was at revision %d after %d; "+
+			"find out which ledgers it has forgotten, then stop this bookie, delete %s and start it", r.seen.back, r.seen.highest, r.file)
+	}
+	r.seen.highest = rev
+	return nil
+}
+
+// save makes what was noted durable.
+func (r *revisions) save() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.seen == r.saved {
+		return nil
+	}
+	return r.write()
+}
+
+// load reads the file once. A file that cannot be read, or has no valid slot, is an error: it may have said that etcd
+// went back.
+func (r *revisions) load() error {
+	if r.loaded {
+		return nil
+	}
+	f, err := r.fs.OpenRead(r.file)
+	if errors.Is(err, iofs.ErrNotExist) {
+		r.loaded = true
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read etcd's revision: %w", err)
+	}
+	defer f.Close()
+	valid := 0
+	for slot := range int64(2) {
+		b := make([]byte, revisionSize)
+		if _, err := f.ReadAt(b, slot*revisionSlot); err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("read etcd's revision: %w", err)
+		}
+		got, err := decodeRevision(b)
+		if err != nil {
+			continue
+		}
+		valid++
+		if valid == 1 || got.highest > r.saved.highest || got.back != 0 {
+			r.saved, r.slot = got, 1-slot
+		}
+	}
+	if valid == 0 {
+		return fmt.Errorf("%s: %w: find out whether etcd was restored from an older copy, then stop this bookie, delete the file and start it", r.file, errRevision)
+	}
+	r.seen, r.loaded = r.saved, true
+	return nil
+}
+
+// write puts what is known into the slot whose turn it is. r.mu is held.
+func (r *revisions) write() error {
+	f, err := r.fs.Open(r.file)
+	created := errors.Is(err, iofs.ErrNotExist)
+	if created {
+		f, err = r.create()
+	}
+	if err != nil {
+		return err
+	}
+	if !created { // create wrote both
+		if _, err = f.WriteAt(r.seen.encode(), r.slot*revisionSlot); err == nil {
+			err = f.Datasync()
+		}
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	r.saved, r.slot = r.seen, 1-r.slot
+	return nil
+}
+
+// create makes the file, whole or not at all.
+func (r *revisions) create() (vfs.File, error) {
+	tmp := r.file + ".tmp"
+	if err := r.fs.Remove(tmp); err != nil && !errors.Is(err, iofs.ErrNotExist) {
+		return nil, err
+	}
+	f, err := r.fs.Create(tmp)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, revisionSlot+revisionSize)
+	copy(b, r.seen.encode())
+	copy(b[revisionSlot:], r.seen.encode())
+	_, err = f.WriteAt(b, 0)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = r.fs.Rename(tmp, r.file)
+	}
+	if err == nil {
+		err = r.fs.SyncDir(path.Dir(r.file))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
