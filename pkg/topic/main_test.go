@@ -201,6 +201,13 @@ func (s *memStore) Save(_ context.Context, records []topic.Record) error {
 	return s.fail
 }
 
+// set has saves fail, of which so many records are kept; or not any more.
+func (s *memStore) set(fail error, cut int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fail, s.cut = fail, cut
+}
+
 // open opens the topic for the present owner.
 func (f *cluster) open(guard meta.Guard, cache *topic.Cache, cfg topic.Config) *topic.Topic {
 	f.t.Helper()
