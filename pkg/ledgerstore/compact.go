@@ -211,14 +211,12 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 	if err != nil {
 		return 0, err
 	}
-	for _, v := range victims {
+	for _, v := range victims { // all of them, whatever comes: a later compaction must not find one that is listed no more
 		s.segments.drop(v)
 		freed += v.size.Load()
-		if err := s.discard(v); err != nil {
-			return 0, err
-		}
+		err = errors.Join(err, s.discard(v))
 	}
-	return freed, s.fs.SyncDir(s.cfg.Dir)
+	return freed, errors.Join(err, s.fs.SyncDir(s.cfg.Dir))
 }
 
 // obsoleteTombs are the ledgers whose tombstone stands in victims and whose records are nowhere else: what is sealed

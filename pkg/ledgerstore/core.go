@@ -140,9 +140,11 @@ func (r Reply) Do() {
 type item struct {
 	rec    segment.Record
 	ledger *ledger
-	urgent bool  // not refused for want of space
-	err    error // the answer is known and rides here for order's sake
-	next   *item // duplicates that wait for this one
+	urgent bool // not refused for want of space
+	// vouches: the record says nothing new, its batch does.
+	vouches bool
+	err     error // the answer is known and rides here for order's sake
+	next    *item // duplicates that wait for this one
 	// location is where the record was written.
 	location segment.Location
 	lac      entry.EntryID
@@ -187,6 +189,7 @@ func (c *Core) Step(ev Event) {
 	case *Space:
 		c.state = ev.State
 		c.spaceOut, c.noNext, c.exhausted, c.stalled = false, false, false, false
+		c.vouch()
 	case *Broken:
 		c.fail(ev.Err)
 	case *quit:
@@ -551,12 +554,30 @@ func (c *Core) commit(b *Batch) {
 	s := b.Segment
 	s.durable = b.end
 	s.inFlight--
+	s.unstated = nil
 	for _, it := range b.items {
+		if it.ledger != nil && it.rec.Kind != 0 && !it.vouches {
+			s.unstated = it.ledger
+		}
 		c.apply(s, it)
 		c.finish(it)
 	}
 	c.sealIfDone(s)
 	c.recycle(b)
+}
+
+// vouch repeats a LAC, once after each burst, when nothing is on its way. The header of its batch states that all
+// before is durable, so that a restart that cannot read it takes it for damage and not for a torn tail, which without
+// a batch behind it cannot be told apart.
+func (c *Core) vouch() {
+	l := c.active.unstated
+	if l == nil || len(c.queue) > 0 || len(c.groups) > 0 || c.State() == Full {
+		return
+	}
+	c.active.unstated = nil
+	if !l.deleting && c.table.lookup(l.id) == l {
+		c.enqueue(&item{ledger: l, urgent: true, vouches: true, rec: segment.Record{Kind: segment.KindLAC, Ledger: l.id, LAC: l.lac}})
+	}
 }
 
 func (c *Core) recycle(b *Batch) {

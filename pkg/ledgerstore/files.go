@@ -201,6 +201,8 @@ func (s *Store) create(seg *Segment, size int64, d depth) (*segment.Writer, erro
 	case err == nil:
 	case spare != "":
 		return nil, errors.Join(err, s.putBack(seg.path, spare))
+	case errors.Is(err, iofs.ErrExist): // whatever it is, it is not what failed here
+		return nil, err
 	default:
 		if rmErr := s.fs.Remove(seg.path); rmErr != nil && !errors.Is(rmErr, iofs.ErrNotExist) {
 			err = errors.Join(err, rmErr)
@@ -214,10 +216,9 @@ func (s *Store) create(seg *Segment, size int64, d depth) (*segment.Writer, erro
 
 // putBack makes a spare of a file again that was one when it was taken.
 func (s *Store) putBack(at, spare string) error {
-	to := path.Join(s.cfg.Dir, spare)
-	if _, err := s.fs.Stat(at); err == nil {
-		if err := segment.Retire(s.fs, at, to); err != nil {
-			return err
+	if _, err := s.fs.Stat(at); err == nil { // else it still has its name
+		if err := segment.Retire(s.fs, at, path.Join(s.cfg.Dir, spare)); err != nil {
+			return errors.Join(err, s.fs.Remove(at))
 		}
 	}
 	s.addSpare(spare)
@@ -287,7 +288,7 @@ func (s *Store) discard(seg *Segment) error {
 	if idle && info.Size >= s.cfg.SegmentSize/2 && info.Size <= s.cfg.SegmentSize {
 		if name, ok := s.nameSpare(); ok {
 			if err := segment.Retire(s.fs, seg.path, path.Join(s.cfg.Dir, name)); err != nil {
-				return fmt.Errorf("keep segment as spare: %w", err)
+				return errors.Join(fmt.Errorf("keep segment as spare: %w", err), s.fs.Remove(seg.path))
 			}
 			s.addSpare(name)
 			return nil

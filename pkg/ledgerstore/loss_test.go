@@ -397,3 +397,29 @@ func TestFailedDirectorySync(t *testing.T) {
 		}
 	}
 }
+
+// What was acknowledged last has nothing behind it that says so, until the store has been idle for a moment. Damage to
+// it is not taken for a torn tail then.
+func TestB21LastBatchIsVouchedFor(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	s := openStore(t, small(), fs)
+	must(t, add(s, 1, 0))
+	must(t, add(s, 2, 0))
+	size := s.core.active.size.Load()
+	s.look()
+	s.look() // once is enough
+	closeStore(t, s)
+	if grown := s.core.active.size.Load() - size; grown <= 0 || grown > 200 {
+		t.Errorf("%d bytes are written while idle", grown)
+	}
+	path, offset := place(t, fs.Clone(), 2, 0)
+	damage(t, fs, path, offset+56+20)
+	s = openStore(t, small(), fs)
+	if l := s.Loss(); l.All || !slices.Equal(l.Ledgers, []entry.LedgerID{2}) {
+		t.Fatalf("loss %+v, want ledger 2", l)
+	}
+	_, err := readOne(s, 2, 0)
+	wantCode(t, err, bookiewire.Unknown)
+	wantEntry(t, s, 1, 0, body(1, 0, 100))
+}

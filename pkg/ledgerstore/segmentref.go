@@ -27,6 +27,8 @@ type Segment struct {
 	batches  int   // batches written
 	durable  int64 // what a finished sync covers, from the start without a gap
 	rolled   bool  // nothing more is appended
+	// unstated is the ledger of the last record, until a batch behind it states that it is durable.
+	unstated *ledger
 	// holders are the ledgers that have slots for it.
 	holders []*ledger
 

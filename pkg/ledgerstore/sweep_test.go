@@ -1,0 +1,162 @@
+package ledgerstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+	"testing"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// Each call that may ask for space fails with ENOSPC, from a certain one on, until space is back. What was answered
+// stands, the store does not stop, and takes everything again afterwards.
+func TestNoSpaceAtEachCall(t *testing.T) {
+	t.Parallel()
+	for _, ops := range [][]vfs.Op{{vfs.OpCreate}, {vfs.OpAllocate}, {vfs.OpWrite}, {vfs.OpCreate, vfs.OpAllocate}} {
+		for n := 0; ; n++ {
+			hit, err := noSpaceFrom(crashConfig(), ops, n)
+			if err != nil {
+				t.Fatalf("ENOSPC of %v after %d calls: %v", ops, n, err)
+			}
+			if !hit {
+				t.Logf("%v: %d calls", ops, n)
+				break
+			}
+		}
+	}
+}
+
+func noSpaceFrom(cfg Config, ops []vfs.Op, n int) (hit bool, err error) {
+	ctx := context.Background()
+	mem := vfs.NewMem()
+	faulty := vfs.NewFaulty(mem)
+	s, err := Open(ctx, cfg, faulty, quiet, nil)
+	if err != nil {
+		return false, err
+	}
+	if err := s.fillReserve(); err != nil {
+		return false, err
+	}
+	var rules []*vfs.Active
+	for _, op := range ops {
+		rules = append(rules, faulty.Add(vfs.Rule{Op: op, Err: syscall.ENOSPC, After: n}))
+	}
+	p := newPromises()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.workload(s)
+	}()
+	// What waits for space gets it after a while.
+	for waiting := true; waiting; {
+		select {
+		case <-done:
+			waiting = false
+		default:
+			hits := 0
+			for _, r := range rules {
+				if hits += r.Hits(); hits > 40 {
+					r.Remove()
+				}
+			}
+			s.look()
+		}
+	}
+	for _, r := range rules {
+		hit = hit || r.Hits() > 0
+		r.Remove()
+	}
+	s.look()
+	select {
+	case err := <-s.Fatal():
+		return hit, fmt.Errorf("the store has stopped: %w", err)
+	default:
+	}
+	var out error
+	for e := range entry.EntryID(3) {
+		out = errors.Join(out, add(s, 8, e))
+	}
+	if out != nil {
+		_ = s.Close()
+		return hit, fmt.Errorf("add after space is back: %w", out)
+	}
+	if err := s.Close(); err != nil {
+		return hit, err
+	}
+	mem.Crash(nil)
+	if s, err = Open(ctx, cfg, mem, quiet, nil); err != nil {
+		return hit, fmt.Errorf("reopen: %w", err)
+	}
+	if _, err = readOne(s, 8, 2); err == nil {
+		err = p.check(s)
+	}
+	return hit, errors.Join(err, s.Close())
+}
+
+// Each read of the disk fails once, during the start, reads and compaction. A start may fail; what is answered is the
+// entry or Unknown, never that there is none, and nothing is lost by it.
+func TestReadErrorAtEachCall(t *testing.T) {
+	t.Parallel()
+	cfg := crashConfig()
+	cfg.CacheBytes, cfg.IndexBytes = 1, 1
+	mem := vfs.NewMem()
+	s := openStore(t, cfg, mem)
+	p := newPromises()
+	p.workload(s)
+	closeStore(t, s)
+	for n := 0; ; n++ {
+		at := mem.Clone()
+		at.Crash(nil)
+		hit, err := readErrorAt(cfg, at, p, n)
+		if err != nil {
+			t.Fatalf("failed read %d: %v", n, err)
+		}
+		if !hit {
+			t.Logf("%d reads", n)
+			return
+		}
+	}
+}
+
+func readErrorAt(cfg Config, mem *vfs.Mem, p *promises, n int) (hit bool, err error) {
+	ctx := context.Background()
+	faulty := vfs.NewFaulty(mem)
+	rule := faulty.Add(vfs.Rule{Op: vfs.OpRead, Err: syscall.EIO, After: n, Times: 1})
+	s, err := Open(ctx, cfg, faulty, quiet, nil)
+	if err == nil {
+		for l, entries := range p.stored {
+			for e, acked := range entries {
+				got, err := readOne(s, l, e)
+				if err != nil && acked && !p.deleted[l] && codeOf(err) != bookiewire.Unknown {
+					return true, errors.Join(fmt.Errorf("entry %d:%d: %w", l, e, err), s.Close())
+				}
+				if err == nil && string(got) != string(body(l, e, crashBody)) {
+					return true, errors.Join(fmt.Errorf("entry %d:%d has other bytes", l, e), s.Close())
+				}
+			}
+		}
+		_ = s.DeleteLedger(ctx, 3)
+		_, _ = s.CompactOnce(ctx)
+		_, _ = s.CompactOnce(ctx)
+		if err := s.Close(); err != nil {
+			return true, err
+		}
+	}
+	if rule.Hits() == 0 {
+		return false, nil
+	}
+	mem.Crash(nil)
+	if s, err = Open(ctx, cfg, mem, quiet, nil); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return true, err
+		}
+		return true, fmt.Errorf("reopen: %w", err)
+	}
+	p.deleted[3] = false // asked, whatever the answer was
+	return true, errors.Join(p.check(s), s.Close())
+}
