@@ -220,7 +220,7 @@ func (w *Writer) close(ctx context.Context, call *closeCall, fn CloseFunc) (meta
 		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, ctx.Err())
 	}
 	l, err := fn(ctx, p.Last, p.Length)
-	result := closeResult(err)
+	result := CloseResult(err)
 	var state *meta.LedgerStateError
 	if errors.As(err, &state) && state.Current.State >= meta.LedgerClosed && state.Current.Term == w.record.Load().Term &&
 		state.Current.Nonce == w.record.Load().Nonce && state.Current.Last == p.Last {
@@ -238,7 +238,8 @@ func (w *Writer) close(ctx context.Context, call *closeCall, fn CloseFunc) (meta
 	return l, nil
 }
 
-func closeResult(err error) TxnResult {
+// CloseResult is what the error of a [CloseFunc] says of its transaction.
+func CloseResult(err error) TxnResult {
 	var state *meta.LedgerStateError
 	switch {
 	case err == nil:
@@ -585,7 +586,7 @@ func (w *Writer) verify() {
 
 // changeEnsemble runs T2 until its outcome is definite, or the writer shut down.
 func (w *Writer) changeEnsemble(change Change) {
-	result, l, err := w.runChange(change)
+	result, l, err := ResolveChange(w.ctx, w.env.Metadata, change, func(d time.Duration) bool { return sleep(w.ctx, d) })
 	if result == Applied && w.env.Metrics != nil {
 		w.env.Metrics.ensembleChanges.Inc()
 	}
@@ -596,10 +597,12 @@ func (w *Writer) changeEnsemble(change Change) {
 	w.post(event{kind: evCall, call: func(c *WriterCore) { c.ChangeDone(result, l, err) }})
 }
 
-func (w *Writer) runChange(change Change) (TxnResult, meta.Ledger, error) {
+// ResolveChange runs the transaction of a change until its outcome is definite, or ctx ended. pause waits between attempts;
+// false when ctx ended first.
+func ResolveChange(ctx context.Context, md Metadata, change Change, pause func(time.Duration) bool) (TxnResult, meta.Ledger, error) {
 	seen, proposed := change.Ledger, change.Fragments
-	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
-		l, err := w.env.Metadata.ChangeEnsemble(w.ctx, seen, proposed)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		l, err := md.ChangeEnsemble(ctx, seen, proposed)
 		var state *meta.LedgerStateError
 		switch {
 		case err == nil:
@@ -612,11 +615,11 @@ func (w *Writer) runChange(change Change) (TxnResult, meta.Ledger, error) {
 			return NotApplied, l, err
 		default:
 			// Unknown, or a conflict: the record tells, once it can be read.
-			if !sleep(w.ctx, pause) {
+			if !pause(wait) {
 				return NoOutcome, l, err
 			}
 			var readErr error
-			if l, readErr = w.env.Metadata.GetLedger(w.ctx, seen.ID); readErr != nil {
+			if l, readErr = md.GetLedger(ctx, seen.ID); readErr != nil {
 				continue
 			}
 		}
@@ -632,7 +635,7 @@ func (w *Writer) runChange(change Change) (TxnResult, meta.Ledger, error) {
 		// them applies at most.
 		seen = l
 		proposed = slices.Concat(l.Fragments[:min(len(l.Fragments), len(change.Fragments)-1)], change.Fragments[len(change.Fragments)-1:])
-		if !sleep(w.ctx, pause) {
+		if !pause(wait) {
 			return NoOutcome, l, err
 		}
 	}
