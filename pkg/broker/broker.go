@@ -46,6 +46,7 @@ type Broker struct {
 	metrics  *metrics
 
 	draining atomic.Bool
+	drains   chan struct{} // closed when Drain begins
 	drained  chan struct{} // closed when Drain has ended
 	drainEnd sync.Once
 	life     context.Context //nolint:containedctx // everything that outlives a request ends with it
@@ -72,7 +73,7 @@ func New(cfg Config, deps Deps) (*Broker, error) {
 	b := &Broker{
 		cfg: cfg, deps: deps, log: deps.Log, ticker: ledger.NewTicker(0),
 		limits: frame.Limits{MaxMessage: cfg.MaxMessageSize}, reads: budget.New(cfg.ReadBytes),
-		dispatch: dispatch.NewMetrics(deps.Registerer), bundles: map[meta.BundleID]*bundle{}, serving: make(chan struct{}), drained: make(chan struct{}),
+		dispatch: dispatch.NewMetrics(deps.Registerer), bundles: map[meta.BundleID]*bundle{}, serving: make(chan struct{}), drains: make(chan struct{}), drained: make(chan struct{}),
 	}
 	b.life, b.end = context.WithCancel(context.Background())
 	b.owner = ownership.New(ownership.Config{
@@ -147,7 +148,9 @@ func (b *Broker) Run(ctx context.Context) {
 // Drain hands every bundle over to other brokers and tells clients where to go. Run goes on meanwhile. When it returns,
 // nil or the context's error, the process may end.
 func (b *Broker) Drain(ctx context.Context) error {
-	b.draining.Store(true)
+	if !b.draining.Swap(true) {
+		close(b.drains)
+	}
 	defer b.drainEnd.Do(func() { close(b.drained) })
 	if err := b.owner.Drain(ctx); err != nil {
 		return fmt.Errorf("drain broker: %w", err)

@@ -21,15 +21,16 @@ import (
 // redialTimeout bounds the one connection attempt that tells a dead process from a broken stream.
 const redialTimeout = 200 * time.Millisecond
 
-// peerListener learns what pings tell of a peer.
+// peerListener learns what pings tell of a peer, again and again as long as it is so: it may hear of a peer's suspicion
+// before it hears of the peer.
 type peerListener interface {
-	PeerSuspected(id string)
-	PeerTrusted(id string)
-	PeerDraining(id string)
+	PeerSuspected(peer meta.BrokerInfo, refused bool)
+	PeerTrusted(peer meta.BrokerInfo)
+	PeerDraining(peer meta.BrokerInfo)
 }
 
-// peers keeps one ping stream to each live broker. A broker that resets its stream and refuses a new connection is
-// suspect at once, one that is silent after silenceLimit.
+// peers keeps one ping stream to each live broker, from the moment that its registration is seen. A broker that refuses
+// connections is suspect at once, whether there was a stream or not, and one that is silent after silenceLimit.
 type peers struct {
 	self     string
 	listener peerListener
@@ -44,6 +45,7 @@ type peers struct {
 type peer struct {
 	info   meta.BrokerInfo
 	cancel context.CancelFunc
+	done   chan struct{} // closed when nothing more is told of it
 }
 
 func newPeers(self string, listener peerListener, log *slog.Logger) *peers {
@@ -66,6 +68,7 @@ func (p *peers) set(ctx context.Context, brokers []meta.BrokerInfo) {
 	for id, old := range p.pings {
 		if b, ok := live[id]; !ok || b.Peer != old.info.Peer || !b.Started.Equal(old.info.Started) {
 			old.cancel()
+			<-old.done // it waits for nothing but its end
 			delete(p.pings, id)
 		}
 	}
@@ -74,8 +77,12 @@ func (p *peers) set(ctx context.Context, brokers []meta.BrokerInfo) {
 			continue
 		}
 		ctx, cancel := context.WithCancel(ctx)
-		p.pings[id] = &peer{info: b, cancel: cancel}
-		p.wait.Go(func() { p.watch(ctx, b) })
+		one := &peer{info: b, cancel: cancel, done: make(chan struct{})}
+		p.pings[id] = one
+		p.wait.Go(func() {
+			defer close(one.done)
+			p.watch(ctx, b)
+		})
 	}
 }
 
@@ -90,8 +97,46 @@ func (p *peers) close() {
 	p.wait.Wait()
 }
 
-// watch pings one peer until ctx ends.
+// watch judges one peer until ctx ends. It never waits for the peer: whoever does that (converse) tells it what comes.
 func (p *peers) watch(ctx context.Context, b meta.BrokerInfo) {
+	start := time.Now()
+	var pulse pulse
+	pongs := make(chan *brokerv1.PingResponse, 1)
+	refusals := make(chan error, 1)
+	p.wait.Go(func() { p.converse(ctx, b, pongs, refusals) })
+	ticker := time.NewTicker(pingEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case pong := <-pongs:
+			if pulse.heard(time.Since(start)) {
+				p.log.Info("peer answers", "peer", b.ID)
+				p.listener.PeerTrusted(b)
+			}
+			if pong.GetDraining() {
+				p.listener.PeerDraining(b)
+			}
+		case err := <-refusals:
+			if pulse.refused() {
+				p.log.Warn("peer is suspect", "peer", b.ID, "why", "it refuses connections", "error", err)
+			}
+			p.listener.PeerSuspected(b, true)
+		case <-ticker.C:
+			if pulse.look(time.Since(start)) {
+				p.log.Warn("peer is suspect", "peer", b.ID, "why", "pings are not answered")
+			}
+			if pulse.suspect {
+				p.listener.PeerSuspected(b, false)
+			}
+		}
+	}
+}
+
+// converse keeps a ping stream to a peer, and after each that broke, or could not be had, finds out whether anybody
+// listens there.
+func (p *peers) converse(ctx context.Context, b meta.BrokerInfo, pongs chan<- *brokerv1.PingResponse, refusals chan<- error) {
 	conn, err := grpc.NewClient("passthrough:///"+b.Peer,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -103,98 +148,45 @@ func (p *peers) watch(ctx context.Context, b meta.BrokerInfo) {
 		return
 	}
 	defer conn.Close()
-
-	start := time.Now()
-	var pulse pulse
-	pongs := make(chan *brokerv1.PingResponse, 1)
-	broken := make(chan error, 1)
-	ticker := time.NewTicker(pingEvery)
-	defer ticker.Stop()
-
-	var stream brokerv1.PubSub_PingClient
-	var endStream context.CancelFunc
-	defer func() {
-		if endStream != nil {
-			endStream()
-		}
-	}()
-	var seq uint64
-	for {
-		if stream == nil {
-			stream, endStream = p.open(ctx, conn, pongs, broken)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case pong := <-pongs:
-			p.tell(b.ID, pulse.heard(time.Since(start)), "answers again")
-			if pong.GetDraining() {
-				p.listener.PeerDraining(b.ID)
-			}
-			continue
-		case err := <-broken:
-			endStream()
-			stream = nil
-			if refused(ctx, b.Peer) {
-				p.tell(b.ID, pulse.refused(), "stream broke and a new connection was refused: "+err.Error())
-			}
-		case <-ticker.C:
-			if stream != nil {
-				seq++
-				if err := stream.Send(&brokerv1.PingRequest{From: p.self, Seq: seq}); err != nil {
-					continue // the receiver reports why
-				}
-			}
-		}
-		p.tell(b.ID, pulse.look(time.Since(start)), "pings are not answered")
-		if stream == nil { // pace the attempts
+	for ctx.Err() == nil {
+		err := p.ping(ctx, conn, pongs)
+		if ctx.Err() == nil && refused(ctx, b.Peer) {
 			select {
+			case refusals <- err:
 			case <-ctx.Done():
-				return
-			case <-ticker.C:
 			}
 		}
+		sleep(ctx, pingEvery)
 	}
 }
 
-// open starts a ping stream whose receiver sends to pongs, and to broken once when the stream ends. A stream that
-// cannot be opened counts as broken.
-func (p *peers) open(ctx context.Context, conn *grpc.ClientConn, pongs chan<- *brokerv1.PingResponse, broken chan<- error) (brokerv1.PubSub_PingClient, context.CancelFunc) {
+// ping pings a peer until the stream breaks, and returns why.
+func (p *peers) ping(ctx context.Context, conn *grpc.ClientConn, pongs chan<- *brokerv1.PingResponse) error {
 	ctx, cancel := context.WithCancel(ctx)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	defer cancel()
 	stream, err := brokerv1.NewPubSubClient(conn).Ping(ctx)
 	if err != nil {
-		broken <- err // has room: the one receiver before has been taken from it
-		return nil, cancel
+		return err
 	}
-	p.wait.Go(func() {
-		for {
-			pong, err := stream.Recv()
-			if err != nil {
-				select {
-				case broken <- err:
-				case <-ctx.Done():
-				}
-				return
-			}
-			select {
-			case pongs <- pong:
-			case <-ctx.Done():
-				return
+	sending.Go(func() {
+		for seq := uint64(1); ; seq++ {
+			if stream.Send(&brokerv1.PingRequest{From: p.self, Seq: seq}) != nil || !sleep(ctx, pingEvery) {
+				return // the receiver learns why
 			}
 		}
 	})
-	return stream, cancel
-}
-
-func (p *peers) tell(id string, v verdict, why string) {
-	switch v {
-	case suspected:
-		p.log.Warn("peer is suspect", "peer", id, "why", why)
-		p.listener.PeerSuspected(id)
-	case trusted:
-		p.log.Info("peer is trusted again", "peer", id)
-		p.listener.PeerTrusted(id)
-	case unchanged:
+	for {
+		pong, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		select {
+		case pongs <- pong:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -211,17 +203,41 @@ func refused(ctx context.Context, address string) bool {
 	return false
 }
 
-// servePing answers a peer's pings until it goes.
-func servePing(self string, draining func() bool, stream brokerv1.PubSub_PingServer) error {
+// pinged is the answering side of a ping stream.
+type pinged struct {
+	self   string
+	stream brokerv1.PubSub_PingServer
+
+	mu   sync.Mutex
+	over bool // the stream's handler has returned: nothing may be sent
+}
+
+func (p *pinged) answer(seq uint64, draining bool) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over {
+		return io.EOF
+	}
+	return p.stream.Send(&brokerv1.PingResponse{From: p.self, Seq: seq, Draining: draining})
+}
+
+func (p *pinged) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+}
+
+// serve answers a peer's pings until it goes.
+func (p *pinged) serve(draining func() bool) error {
 	for {
-		ping, err := stream.Recv()
+		ping, err := p.stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if err := stream.Send(&brokerv1.PingResponse{From: self, Seq: ping.GetSeq(), Draining: draining()}); err != nil {
+		if err := p.answer(ping.GetSeq(), draining()); err != nil {
 			return err
 		}
 	}

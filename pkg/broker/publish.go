@@ -21,17 +21,28 @@ type pubsub struct {
 	b *Broker
 }
 
-// Ping answers a peer's pings, until the peer goes or this broker has handed everything over.
+// Ping answers a peer's pings, until the peer goes or this broker has handed everything over. That it begins to is told
+// unasked: whoever is to take the bundles must not wait for the next ping.
 func (p *pubsub) Ping(stream brokerv1.PubSub_PingServer) error {
+	answers := &pinged{self: p.b.cfg.Self.ID, stream: stream}
+	defer answers.end()
 	ended := make(chan error, 1)
-	if !p.b.spawn(func() { ended <- servePing(p.b.cfg.Self.ID, p.b.draining.Load, stream) }) {
+	if !p.b.spawn(func() { ended <- answers.serve(p.b.draining.Load) }) {
 		return nil
 	}
-	select {
-	case err := <-ended:
-		return err
-	case <-p.b.drained:
-		return nil
+	draining := p.b.drains
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-draining:
+			draining = nil
+			if err := answers.answer(0, true); err != nil {
+				return err
+			}
+		case <-p.b.drained:
+			return nil
+		}
 	}
 }
 

@@ -13,50 +13,35 @@ const (
 )
 
 // pulse decides whether one peer seems dead. It has no clock: the caller looks at it about every pingEvery, by a time
-// that starts at 0 with the zero pulse, which trusts the peer.
+// that starts at 0 with the zero pulse, which suspects nothing and has heard nothing yet.
 type pulse struct {
 	suspect bool
+	met     bool          // the peer answered at some time
 	heardAt time.Duration // when the peer last answered, moved on by our own stalls
 	looked  time.Duration // when look was last called
 }
 
-type verdict uint8
-
-const (
-	unchanged verdict = iota
-	suspected
-	trusted
-)
-
-// heard says that the peer answered.
-func (p *pulse) heard(now time.Duration) verdict {
-	p.heardAt = now
-	if !p.suspect {
-		return unchanged
-	}
-	p.suspect = false
-	return trusted
+// heard says that the peer answered. It reports whether that is news: the first answer, or the end of a suspicion.
+func (p *pulse) heard(now time.Duration) bool {
+	news := p.suspect || !p.met
+	p.suspect, p.met, p.heardAt = false, true, now
+	return news
 }
 
-// refused says that the stream broke and a new connection was refused: nobody listens there.
-func (p *pulse) refused() verdict { return p.doubt() }
+// refused says that a new connection was refused: nobody listens there. It reports whether the peer was not suspect.
+func (p *pulse) refused() bool { return p.doubt() }
 
-// look asks for the verdict of the clock.
-func (p *pulse) look(now time.Duration) verdict {
+// look asks for the verdict of the clock. It reports whether the peer becomes suspect.
+func (p *pulse) look(now time.Duration) bool {
 	if gap := now - p.looked; gap > stallLimit {
 		p.heardAt += gap
 	}
 	p.looked = now
-	if now-p.heardAt > silenceLimit {
-		return p.doubt()
-	}
-	return unchanged
+	return now-p.heardAt > silenceLimit && p.doubt()
 }
 
-func (p *pulse) doubt() verdict {
-	if p.suspect {
-		return unchanged
-	}
+func (p *pulse) doubt() bool {
+	news := !p.suspect
 	p.suspect = true
-	return suspected
+	return news
 }

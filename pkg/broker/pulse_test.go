@@ -11,27 +11,30 @@ func TestSilenceMakesAPeerSuspectAndAnAnswerClearsIt(t *testing.T) {
 	now := time.Duration(0)
 	for now < silenceLimit {
 		now += pingEvery
-		if v := p.look(now); v != unchanged && now <= silenceLimit {
-			t.Fatalf("verdict %d after %v of silence", v, now)
+		if p.look(now) && now <= silenceLimit {
+			t.Fatalf("suspect after %v of silence", now)
 		}
 	}
 	now += pingEvery
-	if v := p.look(now); v != suspected {
-		t.Fatalf("verdict %d after %v of silence, want suspected", v, now)
+	if !p.look(now) || !p.suspect {
+		t.Fatalf("not suspect after %v of silence", now)
 	}
-	if v := p.look(now + pingEvery); v != unchanged {
-		t.Fatalf("suspected twice: %d", v)
+	if p.look(now + pingEvery) {
+		t.Fatal("suspected twice")
 	}
-	if v := p.heard(now + 2*pingEvery); v != trusted {
-		t.Fatalf("verdict %d after an answer, want trusted", v)
+	if !p.heard(now+2*pingEvery) || p.suspect {
+		t.Fatal("still suspect after an answer")
+	}
+	if p.heard(now + 3*pingEvery) {
+		t.Fatal("the second answer is news")
 	}
 }
 
 func TestARefusedConnectionIsEnough(t *testing.T) {
 	t.Parallel()
 	var p pulse
-	if v := p.refused(); v != suspected {
-		t.Fatalf("verdict %d, want suspected", v)
+	if !p.refused() || !p.suspect {
+		t.Fatal("not suspect")
 	}
 }
 
@@ -40,13 +43,13 @@ func TestOwnStandstillProvesNothing(t *testing.T) {
 	t.Parallel()
 	var p pulse
 	p.look(pingEvery)
-	if v := p.look(time.Minute); v != unchanged {
-		t.Fatalf("verdict %d right after standing still", v)
+	if p.look(time.Minute) {
+		t.Fatal("suspect right after standing still")
 	}
 	now := time.Minute
 	for range 10 {
 		now += pingEvery
-		if v := p.look(now); v == suspected {
+		if p.look(now) {
 			if silent := now - time.Minute; silent < silenceLimit-pingEvery {
 				t.Fatalf("suspected %v after going on", silent)
 			}

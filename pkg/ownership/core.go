@@ -11,11 +11,16 @@ import (
 
 // Limits of how often a bundle changes hands by this broker's doing.
 const (
-	// suspicionPause lies between two takeovers of one bundle from an owner whose lease is alive, so that two
-	// brokers which cannot see each other do not pass a bundle to and fro.
-	suspicionPause = 5 * time.Second
+	// suspicionPause lies between two takeovers of one bundle by this broker from owners whose lease is alive. It
+	// doubles with each that follows soon, up to suspicionPauseMax: brokers that refuse each other's connections and
+	// all reach etcd would pass a bundle to and fro.
+	suspicionPause    = 5 * time.Second
+	suspicionPauseMax = time.Minute
 	// retryPause lies between two attempts of any kind on one bundle.
 	retryPause = 100 * time.Millisecond
+	// standInAfter is how long a bundle may stay without an owner before the next in the order of preference takes
+	// it: the first one is alive, as far as pings tell, and yet does not.
+	standInAfter = 2 * time.Second
 )
 
 // Core decides about bundles. Its input is what is true (who lives, who owns what, whether our lease is alive), not
@@ -27,6 +32,7 @@ const (
 type Core struct {
 	self     string
 	now      time.Duration // monotonic, from ticks
+	seq      uint64        // counts events: it orders suspicions and changes of owner, finer than ticks
 	draining bool
 	leased   bool // our own lease is alive as far as we know
 	brokers  map[string]brokerState
@@ -35,9 +41,10 @@ type Core struct {
 }
 
 type brokerState struct {
-	registered bool // its leased registration is in etcd
-	draining   bool
-	suspect    bool // its pings go unanswered
+	life      Life // of its registration, which is in etcd
+	draining  bool
+	suspect   bool   // its pings go unanswered, or its port refuses connections
+	suspectAt uint64 // the event of the latest evidence of that
 }
 
 type phase uint8
@@ -57,6 +64,12 @@ type bundleState struct {
 	rev   int64
 	owner string // "" is nobody
 	epoch entry.Epoch
+	// movedAt is the event by which owner got the bundle: a broker that takes a bundle lives, whatever was suspected of
+	// it before.
+	movedAt uint64
+	// missingSince is when the bundle was first found to be needed and without an owner, if missing is set.
+	missing      bool
+	missingSince time.Duration
 	// held and heldEpoch describe our own hold, in the phases held to releasing.
 	heldEpoch entry.Epoch
 	release   bool // hand over once stopped
@@ -64,8 +77,9 @@ type bundleState struct {
 	known     bool // it was owned at some time, so its topics may have clients waiting
 	tried     bool // lastTry is set
 	lastTry   time.Duration
-	lastTaken time.Duration // last takeover from a live lease, once taken is set
-	taken     bool
+	seizing   bool          // the take under way is on suspicion, from an owner whose lease is alive
+	lastTaken time.Duration // when such a take last succeeded, once pause is not 0
+	pause     time.Duration // before the next
 }
 
 // NewCore makes the state of a broker called self, with a live lease and no bundles.
@@ -76,30 +90,37 @@ func NewCore(self string) *Core {
 	}
 }
 
+// At tells what time it is, as Tick does, and decides nothing: the next Step goes by it.
+func (c *Core) At(now time.Duration) { c.now = now }
+
 // Step takes one event in and returns what is to be done. The slice is valid until the next Step.
 func (c *Core) Step(e Event) []Action {
 	c.actions = c.actions[:0]
+	c.seq++
 	switch e := e.(type) {
 	case BrokerSeen:
-		b := c.brokers[e.ID]
-		if !b.registered {
-			b.suspect = false // a new life
+		if b, ok := c.brokers[e.ID]; !ok || b.life != e.Life {
+			c.brokers[e.ID] = brokerState{life: e.Life}
+			c.decideAll()
 		}
-		b.registered, b.draining = true, e.Draining
-		c.brokers[e.ID] = b
-		c.decideAll()
 	case BrokerGone:
 		delete(c.brokers, e.ID)
 		c.decideAll()
 	case Suspected:
-		if b, ok := c.brokers[e.ID]; ok && !b.suspect {
-			b.suspect = true
+		if b, ok := c.brokers[e.ID]; ok && b.life == e.Life && (!b.suspect || e.Refused) {
+			b.suspect, b.suspectAt = true, c.seq
 			c.brokers[e.ID] = b
 			c.decideAll()
 		}
 	case Trusted:
-		if b, ok := c.brokers[e.ID]; ok && b.suspect {
+		if b, ok := c.brokers[e.ID]; ok && b.life == e.Life && b.suspect {
 			b.suspect = false
+			c.brokers[e.ID] = b
+			c.decideAll()
+		}
+	case Draining:
+		if b, ok := c.brokers[e.ID]; ok && b.life == e.Life && !b.draining {
+			b.draining = true
 			c.brokers[e.ID] = b
 			c.decideAll()
 		}
@@ -167,21 +188,25 @@ func (c *Core) Drained() bool {
 	return true
 }
 
-// Route says who should be asked for a bundle: its owner if that one seems alive, otherwise the broker that will
-// take it. The epoch is the owner's, or 0 when it is not known yet.
+// Route says who should be asked for a bundle: its owner if that one seems alive, or is left in place although it does
+// not; otherwise the broker that will take it. The epoch is the owner's, or 0 when it is not known yet.
 func (c *Core) Route(id meta.BundleID) (broker string, epoch entry.Epoch) {
 	b, ok := c.bundles[id]
-	if ok && c.holds(b) {
+	switch {
+	case !ok:
+		return c.preferred(id, ""), 0
+	case c.holds(b):
 		return c.self, b.heldEpoch
-	}
-	if ok && b.owner != "" && b.owner != c.self && c.alive(b.owner) {
+	case b.owner == c.self && !c.draining:
+		return c.self, 0 // about to be taken again
+	case b.owner != "" && b.owner != c.self && c.alive(b.owner):
 		return b.owner, b.epoch
 	}
-	exclude := ""
-	if ok {
-		exclude = b.owner
+	heir := c.preferred(id, b.owner)
+	if _, live := c.brokers[b.owner]; live && heir == c.self && b.owner != c.self && b.phase == idle && !c.shouldTake(id, b) {
+		return b.owner, b.epoch
 	}
-	return c.preferred(id, exclude), 0
+	return heir, 0
 }
 
 func (c *Core) ownerSeen(e OwnerSeen) {
@@ -189,7 +214,13 @@ func (c *Core) ownerSeen(e OwnerSeen) {
 	if e.Rev <= b.rev {
 		return
 	}
-	b.rev, b.owner, b.epoch, b.known = e.Rev, e.Owner, e.Epoch, true
+	if e.Epoch != b.epoch {
+		b.movedAt = c.seq
+	}
+	if e.Owner != c.self && e.Owner != b.owner {
+		b.tried = false // what was tried met another state of things
+	}
+	b.rev, b.owner, b.epoch, b.known, b.missing = e.Rev, e.Owner, e.Epoch, true, false
 	if c.holds(b) && e.Epoch > b.heldEpoch {
 		c.stop(e.Bundle, b, ReasonReplaced, false)
 	}
@@ -201,6 +232,9 @@ func (c *Core) ownerGone(e OwnerGone) {
 	if e.Rev <= b.rev {
 		return
 	}
+	if b.owner != "" {
+		b.tried = false // likewise
+	}
 	b.rev, b.owner = e.Rev, ""
 	c.decide(e.Bundle, b)
 }
@@ -211,11 +245,20 @@ func (c *Core) takeDone(e Taken) {
 		panic("ownership: a take finished that was not under way")
 	}
 	b.phase = idle
+	seized := b.seizing
+	b.seizing = false
 	if !e.OK {
 		c.decide(e.Bundle, b)
 		return
 	}
-	b.phase, b.heldEpoch, b.wanted, b.known = held, e.Epoch, false, true
+	if seized {
+		if c.now-b.lastTaken > 2*suspicionPauseMax {
+			b.pause = 0
+		}
+		b.pause = min(max(2*b.pause, suspicionPause), suspicionPauseMax)
+		b.lastTaken = c.now
+	}
+	b.phase, b.heldEpoch, b.wanted, b.known, b.missing = held, e.Epoch, false, true, false
 	if e.Rev > b.rev {
 		b.rev, b.owner, b.epoch = e.Rev, c.self, e.Epoch
 	}
@@ -278,44 +321,92 @@ func (c *Core) successor(id meta.BundleID, b *bundleState) string {
 
 // decide takes the next step of one bundle, if there is one.
 func (c *Core) decide(id meta.BundleID, b *bundleState) {
-	if !c.leased || c.draining {
-		return
-	}
-	if b.tried && c.now-b.lastTry < retryPause {
-		return // the next tick decides
-	}
-	switch {
-	case b.phase == held && b.owner == "":
+	c.note(b)
+	switch c.due(id, b) {
+	case reacquiring:
 		b.phase = reacquiring
 		b.tried, b.lastTry = true, c.now
 		c.act(Reacquire{Bundle: id, Epoch: b.heldEpoch})
-	case b.phase == idle && c.shouldTake(id, b):
+	case taking:
 		b.phase = taking
 		b.tried, b.lastTry = true, c.now
-		if b.owner != "" {
-			b.taken, b.lastTaken = true, c.now
-		}
+		_, registered := c.brokers[b.owner]
+		b.seizing = registered && b.owner != c.self
 		c.act(Take{Bundle: id, Owner: b.owner, Epoch: b.epoch})
+	case idle, held, stopping, releasing:
 	}
 }
 
-func (c *Core) shouldTake(id meta.BundleID, b *bundleState) bool {
+// note keeps since when a bundle that is needed has had no owner.
+func (c *Core) note(b *bundleState) {
+	if missing := b.phase == idle && b.owner == "" && (b.wanted || b.known); missing != b.missing {
+		b.missing, b.missingSince = missing, c.now
+	}
+}
+
+// due returns the phase that a bundle should enter by an action of ours, or idle for none.
+func (c *Core) due(id meta.BundleID, b *bundleState) phase {
 	switch {
-	case b.owner == "":
-		return (b.wanted || b.known) && c.preferred(id, "") == c.self
-	case b.owner == c.self:
+	case !c.leased, c.draining:
+		return idle
+	case b.tried && c.now-b.lastTry < retryPause:
+		return idle // the next tick decides
+	case b.phase == held && b.owner == "":
+		return reacquiring
+	case b.phase == idle && c.shouldTake(id, b):
+		return taking
+	}
+	return idle
+}
+
+func (c *Core) shouldTake(id meta.BundleID, b *bundleState) bool {
+	if b.owner == "" {
+		return (b.wanted || b.known) && c.turn(id, b)
+	}
+	if b.owner == c.self {
 		// A key of an earlier life of ours whose lease has not run out, or of a take whose answer was lost.
 		return true
-	case c.alive(b.owner):
-		return false
-	case b.taken && c.now-b.lastTaken < suspicionPause && c.brokers[b.owner].registered:
-		return false
+	}
+	if owner, registered := c.brokers[b.owner]; registered {
+		switch {
+		case !owner.suspect:
+			return false
+		case owner.suspectAt < b.movedAt:
+			return false // it took the bundle after it was suspected: it reaches etcd, if not us. Its lease tells
+		case b.pause != 0 && c.now-b.lastTaken < b.pause:
+			return false
+		}
 	}
 	return c.preferred(id, b.owner) == c.self
 }
 
+// turn reports whether a bundle without an owner is this broker's to take: it is preferred, or as many as are preferred
+// to it have each had their time.
+func (c *Core) turn(id meta.BundleID, b *bundleState) bool {
+	mine, ok := c.brokers[c.self]
+	if !ok || mine.suspect {
+		return false
+	}
+	before := 0
+	for broker, s := range c.brokers {
+		if broker != c.self && !s.draining && !s.suspect && preferable(id, broker, c.self) {
+			before++
+		}
+	}
+	return before == 0 || b.missing && c.now-b.missingSince >= time.Duration(before)*standInAfter
+}
+
+// decideAll takes the next step of every bundle, in the order of their names. Most have none.
 func (c *Core) decideAll() {
-	for _, id := range c.sorted() {
+	var due []meta.BundleID
+	for id, b := range c.bundles {
+		c.note(b)
+		if c.due(id, b) != idle {
+			due = append(due, id)
+		}
+	}
+	slices.Sort(due)
+	for _, id := range due {
 		c.decide(id, c.bundles[id])
 	}
 }
@@ -323,23 +414,28 @@ func (c *Core) decideAll() {
 func (c *Core) holds(b *bundleState) bool { return b.phase == held || b.phase == reacquiring }
 
 func (c *Core) alive(id string) bool {
-	b := c.brokers[id]
-	return b.registered && !b.suspect
+	b, registered := c.brokers[id]
+	return registered && !b.suspect
 }
 
-// preferred is the broker with the highest hash for the bundle among those that may take it.
+// preferred is the broker that comes first for the bundle among those that may take it; "" if none may.
 func (c *Core) preferred(id meta.BundleID, exclude string) string {
-	best, bestWeight := "", uint64(0)
+	best := ""
 	for broker, b := range c.brokers {
-		if broker == exclude || b.draining || !c.alive(broker) || (broker == c.self && c.draining) {
+		if broker == exclude || b.draining || b.suspect || (broker == c.self && c.draining) {
 			continue
 		}
-		w := weight(id, broker)
-		if best == "" || w > bestWeight || (w == bestWeight && broker < best) {
-			best, bestWeight = broker, w
+		if best == "" || preferable(id, broker, best) {
+			best = broker
 		}
 	}
 	return best
+}
+
+// preferable reports whether rendezvous hashing puts broker a before broker b for the bundle.
+func preferable(id meta.BundleID, a, b string) bool {
+	wa, wb := weight(id, a), weight(id, b)
+	return wa > wb || wa == wb && a < b
 }
 
 func (c *Core) bundle(id meta.BundleID) *bundleState {

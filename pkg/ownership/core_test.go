@@ -2,7 +2,6 @@ package ownership_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
@@ -89,15 +88,57 @@ func TestATakeoverNamesTheOwnerItReplaces(t *testing.T) {
 func TestTakeoversOnSuspicionAreRateLimitedPerBundle(t *testing.T) {
 	t.Parallel()
 	c := newCore("other")
-	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 3, Rev: 5})
+	refused := ownership.Suspected{ID: "other", Refused: true}
+	rev, epoch := int64(5), entry.Epoch(3)
+	now := time.Duration(0)
+	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: epoch, Rev: rev})
+	got := step(c, refused)
+	for _, pause := range []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, time.Minute, time.Minute} {
+		expect(t, got, ownership.Take{Bundle: bundle, Owner: "other", Epoch: epoch})
+		c.Step(ownership.Taken{Bundle: bundle, OK: true, Epoch: epoch + 1, Rev: rev + 1})
+		// The other one is alive after all, cannot see us either, and takes it back.
+		expect(t, step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: epoch + 2, Rev: rev + 2}),
+			ownership.Stop{Bundle: bundle, Epoch: epoch + 1, Reason: ownership.ReasonReplaced, Next: ""})
+		expect(t, step(c, ownership.Stopped{Bundle: bundle}))
+		epoch, rev = epoch+2, rev+2
+		expect(t, step(c, refused, ownership.Tick{Now: now + pause - 1}, refused))
+		now += pause
+		got = step(c, ownership.Tick{Now: now})
+	}
+}
+
+func TestAnOwnerThatTookTheBundleWhileSuspectIsLeftInPlace(t *testing.T) {
+	t.Parallel()
+	c := newCore("other")
+	c.Step(ownership.Suspected{ID: "other"})
+	expect(t, step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 3, Rev: 5},
+		ownership.Suspected{ID: "other"}, ownership.Tick{Now: time.Minute}))
+	if who, epoch := c.Route(bundle); who != "other" || epoch != 3 {
+		t.Fatalf("routes to %q at epoch %d, want the owner", who, epoch)
+	}
+	c.Step(ownership.Trusted{ID: "other"})
 	expect(t, step(c, ownership.Suspected{ID: "other"}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 3})
-	c.Step(ownership.Taken{Bundle: bundle, OK: true, Epoch: 4, Rev: 6})
-	// The other one is alive after all, cannot see us either, and takes it back.
-	expect(t, step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 5, Rev: 7}),
-		ownership.Stop{Bundle: bundle, Epoch: 4, Reason: ownership.ReasonReplaced, Next: ""})
-	expect(t, step(c, ownership.Stopped{Bundle: bundle}))
-	expect(t, step(c, ownership.Tick{Now: time.Second}))
-	expect(t, step(c, ownership.Tick{Now: time.Minute}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 5})
+}
+
+func TestWhatIsSaidOfAnEarlierLifeDoesNotCount(t *testing.T) {
+	t.Parallel()
+	c := newCore()
+	c.Step(ownership.BrokerSeen{ID: "other", Life: 1})
+	c.Step(ownership.Suspected{ID: "other", Life: 1})
+	c.Step(ownership.Draining{ID: "other", Life: 1})
+	c.Step(ownership.BrokerSeen{ID: "other", Life: 2}) // restarted before its lease ended
+	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 3, Rev: 5})
+	expect(t, step(c, ownership.Suspected{ID: "other", Life: 1}, ownership.Draining{ID: "other", Life: 1}, ownership.Tick{Now: time.Minute}))
+	expect(t, step(c, ownership.Suspected{ID: "other", Life: 2}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 3})
+}
+
+func TestAFailedTakeIsTriedAgainSoon(t *testing.T) {
+	t.Parallel()
+	c := newCore("other")
+	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 3, Rev: 5})
+	c.Step(ownership.Suspected{ID: "other"})
+	expect(t, step(c, ownership.Taken{Bundle: bundle, OK: false}))
+	expect(t, step(c, ownership.Tick{Now: 100 * time.Millisecond}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 3})
 }
 
 func TestAnEndedLeaseNeedsNoPause(t *testing.T) {
@@ -220,170 +261,6 @@ func TestRendezvousSpreadsBundlesEvenly(t *testing.T) {
 	for who, n := range got {
 		if n < bundles/brokers*7/10 || n > bundles/brokers*13/10 {
 			t.Errorf("%s is preferred for %d of %d bundles", who, n, bundles)
-		}
-	}
-}
-
-// cluster runs some cores against one etcd in memory, with delays, lost watches' news, false suspicions, deaths and
-// lost leases, all from one seed.
-type cluster struct {
-	t       *testing.T
-	rng     *rand.Rand
-	rev     int64
-	owners  map[meta.BundleID]ownership.OwnerSeen
-	epochs  map[meta.BundleID]entry.Epoch
-	cores   map[string]*ownership.Core
-	serving map[string]map[meta.BundleID]entry.Epoch
-	inbox   map[string][]ownership.Event
-	now     time.Duration
-}
-
-func (s *cluster) names() []string { return []string{"a", "b", "c"} }
-
-func (s *cluster) broadcast(e ownership.Event) {
-	for _, n := range s.names() {
-		s.inbox[n] = append(s.inbox[n], e)
-	}
-}
-
-func (s *cluster) carryOut(who string, actions []ownership.Action) {
-	for _, a := range append([]ownership.Action(nil), actions...) {
-		switch a := a.(type) {
-		case ownership.Take:
-			current := s.owners[a.Bundle]
-			if current.Owner != a.Owner || (a.Owner != "" && current.Epoch != a.Epoch) {
-				s.inbox[who] = append(s.inbox[who], ownership.Taken{Bundle: a.Bundle})
-				continue
-			}
-			s.rev++
-			s.epochs[a.Bundle]++
-			seen := ownership.OwnerSeen{Bundle: a.Bundle, Owner: who, Epoch: s.epochs[a.Bundle], Rev: s.rev}
-			s.owners[a.Bundle] = seen
-			s.broadcast(seen)
-			s.inbox[who] = append(s.inbox[who], ownership.Taken{Bundle: a.Bundle, OK: true, Epoch: seen.Epoch, Rev: seen.Rev})
-		case ownership.Reacquire:
-			done := ownership.Reacquired{Bundle: a.Bundle, Outcome: ownership.ReacquireLost}
-			if s.epochs[a.Bundle] == a.Epoch {
-				s.rev++
-				seen := ownership.OwnerSeen{Bundle: a.Bundle, Owner: who, Epoch: a.Epoch, Rev: s.rev}
-				s.owners[a.Bundle] = seen
-				s.broadcast(seen)
-				done = ownership.Reacquired{Bundle: a.Bundle, Rev: s.rev}
-			}
-			s.inbox[who] = append(s.inbox[who], done)
-		case ownership.Serve:
-			for other, held := range s.serving {
-				if held[a.Bundle] == a.Epoch {
-					s.t.Fatalf("%s and %s serve %s under one epoch %d", other, who, a.Bundle, a.Epoch)
-				}
-			}
-			s.serving[who][a.Bundle] = a.Epoch
-		case ownership.Stop:
-			delete(s.serving[who], a.Bundle)
-			s.inbox[who] = append(s.inbox[who], ownership.Stopped{Bundle: a.Bundle})
-		case ownership.Release:
-			if o := s.owners[a.Bundle]; o.Owner == who && o.Epoch == a.Epoch {
-				s.dropOwner(a.Bundle)
-			}
-			s.inbox[who] = append(s.inbox[who], ownership.Released{Bundle: a.Bundle})
-		}
-	}
-}
-
-func (s *cluster) dropOwner(id meta.BundleID) {
-	s.rev++
-	delete(s.owners, id)
-	s.broadcast(ownership.OwnerGone{Bundle: id, Rev: s.rev})
-}
-
-func (s *cluster) deliver(who string) {
-	if len(s.inbox[who]) == 0 {
-		return
-	}
-	e := s.inbox[who][0]
-	s.inbox[who] = s.inbox[who][1:]
-	s.carryOut(who, s.cores[who].Step(e))
-}
-
-func TestManySeedsEndWithOneServingOwnerPerBundle(t *testing.T) {
-	t.Parallel()
-	for seed := range uint64(500) {
-		s := &cluster{
-			t: t, rng: rand.New(rand.NewPCG(seed, 1)),
-			owners: map[meta.BundleID]ownership.OwnerSeen{}, epochs: map[meta.BundleID]entry.Epoch{},
-			cores: map[string]*ownership.Core{}, serving: map[string]map[meta.BundleID]entry.Epoch{},
-			inbox: map[string][]ownership.Event{},
-		}
-		bundles := []meta.BundleID{"n/0", "n/1", "n/2"}
-		for _, n := range s.names() {
-			s.cores[n] = ownership.NewCore(n)
-			s.serving[n] = map[meta.BundleID]entry.Epoch{}
-		}
-		for _, n := range s.names() {
-			s.broadcast(ownership.BrokerSeen{ID: n})
-		}
-		for range 400 {
-			who := s.names()[s.rng.IntN(3)]
-			peer := s.names()[s.rng.IntN(3)]
-			id := bundles[s.rng.IntN(len(bundles))]
-			switch s.rng.IntN(12) {
-			case 0:
-				s.inbox[who] = append(s.inbox[who], ownership.Wanted{Bundle: id})
-			case 1:
-				if peer != who {
-					s.inbox[who] = append(s.inbox[who], ownership.Suspected{ID: peer})
-				}
-			case 2:
-				s.inbox[who] = append(s.inbox[who], ownership.Trusted{ID: peer})
-			case 3: // who's lease ends: etcd drops its keys; who learns of it, and gets another
-				for _, id := range bundles {
-					if s.owners[id].Owner == who {
-						s.dropOwner(id)
-					}
-				}
-				s.broadcast(ownership.BrokerGone{ID: who})
-				s.inbox[who] = append(s.inbox[who], ownership.LeaseLost{}, ownership.LeaseRenewed{})
-				s.broadcast(ownership.BrokerSeen{ID: who})
-			case 4:
-				s.now += time.Duration(s.rng.IntN(3000)) * time.Millisecond
-				s.inbox[who] = append(s.inbox[who], ownership.Tick{Now: s.now})
-			default:
-				s.deliver(who)
-			}
-		}
-		// Heal, and let everything settle.
-		for range 30 {
-			s.now += time.Second
-			for _, n := range s.names() {
-				for _, peer := range s.names() {
-					s.inbox[n] = append(s.inbox[n], ownership.Trusted{ID: peer})
-				}
-				s.inbox[n] = append(s.inbox[n], ownership.Tick{Now: s.now})
-			}
-			for _, n := range s.names() {
-				for len(s.inbox[n]) > 0 {
-					s.deliver(n)
-				}
-			}
-		}
-		for _, id := range bundles {
-			if s.epochs[id] == 0 {
-				continue // nobody ever asked
-			}
-			var servers []string
-			for _, n := range s.names() {
-				if e, ok := s.serving[n][id]; ok && e == s.epochs[id] {
-					servers = append(servers, n)
-				} else if ok {
-					t.Fatalf("seed %d: %s serves %s under the old epoch %d of %d", seed, n, id, e, s.epochs[id])
-				}
-				if who, _ := s.cores[n].Route(id); who != s.owners[id].Owner {
-					t.Fatalf("seed %d: %s routes %s to %q, owner is %q", seed, n, id, who, s.owners[id].Owner)
-				}
-			}
-			if len(servers) != 1 {
-				t.Fatalf("seed %d: %s is served by %v, want one broker", seed, id, servers)
-			}
 		}
 	}
 }

@@ -23,5 +23,10 @@
 //
 // Which broker takes a bundle is decided by rendezvous hashing over the live brokers that are neither suspected nor
 // draining, as this broker sees them; two brokers that see differently may both try, and one transaction wins.
-// A bundle that was never owned waits until somebody asks for it. A broker that joins moves nothing by itself.
+// A bundle that was never owned waits until somebody asks for it. A broker that joins moves nothing by itself. Where
+// the preferred broker leaves a bundle without an owner lying, the next in order takes it after a while.
+//
+// Suspicion is no vote: one broker's is enough, so it must be fresh. Whoever took a bundle after it was suspected
+// reaches etcd, and is left in place until its port refuses connections or its lease ends; what is taken on suspicion
+// is not taken so again soon. So brokers that cannot see each other do not pass bundles to and fro.
 package ownership

@@ -12,17 +12,30 @@ type Event interface{ event() }
 
 // The events. Revisions are etcd's; they order what watches and transactions report of one bundle.
 type (
-	// BrokerSeen says that a broker is registered (this one included), and whether it is shutting down.
+	// BrokerSeen says that a broker is registered, this one included.
 	BrokerSeen struct {
-		ID       string
-		Draining bool
+		ID   string
+		Life Life
 	}
 	// BrokerGone says that a broker's registration is gone: its lease ended.
 	BrokerGone struct{ ID string }
-	// Suspected says that a broker does not answer pings.
-	Suspected struct{ ID string }
+	// Suspected says that a broker seems dead: it does not answer pings, or, Refused, nobody listens where it did. It
+	// may be said again as long as it is so; only a refusal is fresh evidence each time.
+	Suspected struct {
+		ID      string
+		Life    Life
+		Refused bool
+	}
 	// Trusted says that a broker answers pings.
-	Trusted struct{ ID string }
+	Trusted struct {
+		ID   string
+		Life Life
+	}
+	// Draining says that a broker is handing its bundles over, and takes none.
+	Draining struct {
+		ID   string
+		Life Life
+	}
 	// OwnerSeen says who owned a bundle at a revision.
 	OwnerSeen struct {
 		Bundle meta.BundleID
@@ -69,6 +82,10 @@ type (
 	Tick struct{ Now time.Duration }
 )
 
+// Life tells one process from the next of the same name; it is when the process started. What is said of one life does
+// not hold for another.
+type Life int64
+
 // ReacquireOutcome is how a Reacquire ended.
 type ReacquireOutcome uint8
 
@@ -103,7 +120,8 @@ type (
 		Bundle meta.BundleID
 		Epoch  entry.Epoch
 	}
-	// Stop serving the bundle, first of all; clients are told to go to Next ("" is not known).
+	// Stop serving the bundle, first of all; clients are told to go to Next ("" is not known). A bundle that was lost, or
+	// is to be handed over, as soon as it was taken is stopped without a Serve.
 	Stop struct {
 		Bundle meta.BundleID
 		Epoch  entry.Epoch
@@ -134,6 +152,7 @@ func (BrokerSeen) event()   {}
 func (BrokerGone) event()   {}
 func (Suspected) event()    {}
 func (Trusted) event()      {}
+func (Draining) event()     {}
 func (OwnerSeen) event()    {}
 func (OwnerGone) event()    {}
 func (Wanted) event()       {}

@@ -158,14 +158,24 @@ func (r *Runner) Want(id meta.BundleID) { r.step(Wanted{Bundle: id}) }
 // Fenced says that serving under g met a newer owner.
 func (r *Runner) Fenced(g meta.Guard) { r.step(Fenced{Bundle: g.Bundle, Epoch: g.Epoch}) }
 
-// PeerSuspected says that a broker does not answer.
-func (r *Runner) PeerSuspected(id string) { r.step(Suspected{ID: id}) }
+// LifeOf tells the process that a registration is of from others of its name.
+func LifeOf(b meta.BrokerInfo) Life { return Life(b.Started.UnixNano()) }
 
-// PeerTrusted says that a broker answers again.
-func (r *Runner) PeerTrusted(id string) { r.step(Trusted{ID: id}) }
+// PeerSuspected says that a broker does not answer, or that nobody listens at its address. It is to be said again and
+// again as long as that is so.
+func (r *Runner) PeerSuspected(peer meta.BrokerInfo, refused bool) {
+	r.step(Suspected{ID: peer.ID, Life: LifeOf(peer), Refused: refused})
+}
 
-// PeerDraining says that a broker is handing its bundles over.
-func (r *Runner) PeerDraining(id string) { r.step(BrokerSeen{ID: id, Draining: true}) }
+// PeerTrusted says that a broker answers.
+func (r *Runner) PeerTrusted(peer meta.BrokerInfo) {
+	r.step(Trusted{ID: peer.ID, Life: LifeOf(peer)})
+}
+
+// PeerDraining says that a broker is handing its bundles over. It too is to be said again.
+func (r *Runner) PeerDraining(peer meta.BrokerInfo) {
+	r.step(Draining{ID: peer.ID, Life: LifeOf(peer)})
+}
 
 func (r *Runner) url(broker string) string {
 	info, ok := r.cfg.View.Broker(broker)
@@ -175,9 +185,12 @@ func (r *Runner) url(broker string) string {
 	return info.URL
 }
 
-func (r *Runner) step(e Event) {
+func (r *Runner) step(events ...Event) {
 	r.mu.Lock()
-	r.queue = append(r.queue, r.core.Step(e)...)
+	r.core.At(time.Since(r.start))
+	for _, e := range events {
+		r.queue = append(r.queue, r.core.Step(e)...)
+	}
 	close(r.changed)
 	r.changed = make(chan struct{})
 	r.mu.Unlock()
@@ -302,36 +315,37 @@ func (r *Runner) announce(ctx context.Context) {
 }
 
 // follow turns what the watch cache shows into events. It reports the whole picture each time; the core knows by
-// revisions what is news.
+// revisions what is news. Owners are read before brokers, and told after them: an owner that is registered is never
+// taken for one that is not.
 func (r *Runner) follow(ctx context.Context) {
-	brokers := map[string]bool{}
+	live := map[string]bool{}
 	known := map[meta.BundleID]bool{}
 	for {
 		brokersChanged, ownersChanged := r.cfg.View.Changed(meta.KindBrokers), r.cfg.View.Changed(meta.KindOwners)
 		rev := r.cfg.View.Revision()
-		live := map[string]bool{}
+		owners := r.cfg.View.Owners()
+		var events []Event
+		before := live
+		live = map[string]bool{}
 		for _, b := range r.cfg.View.Brokers() {
 			live[b.ID] = true
-			if !brokers[b.ID] {
-				r.step(BrokerSeen{ID: b.ID})
-			}
+			events = append(events, BrokerSeen{ID: b.ID, Life: LifeOf(b)})
 		}
-		for id := range brokers {
+		for id := range before {
 			if !live[id] {
-				r.step(BrokerGone{ID: id})
+				events = append(events, BrokerGone{ID: id})
 			}
 		}
-		brokers = live
-		owners := r.cfg.View.Owners()
 		for id, o := range owners {
 			known[id] = true
-			r.step(OwnerSeen{Bundle: id, Owner: o.Broker, Epoch: o.Epoch, Rev: o.Rev})
+			events = append(events, OwnerSeen{Bundle: id, Owner: o.Broker, Epoch: o.Epoch, Rev: o.Rev})
 		}
 		for id := range known {
 			if _, owned := owners[id]; !owned {
-				r.step(OwnerGone{Bundle: id, Rev: rev})
+				events = append(events, OwnerGone{Bundle: id, Rev: rev})
 			}
 		}
+		r.step(events...)
 		select {
 		case <-ctx.Done():
 			return

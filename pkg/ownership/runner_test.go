@@ -76,6 +76,7 @@ func (h *host) Stop(_ context.Context, g meta.Guard, why ownership.Reason, next 
 
 type node struct {
 	*ownership.Runner
+	info    meta.BrokerInfo
 	host    *host
 	session *lease.Session
 	stop    func() // ends the process as kill -9 would, but for the connection to etcd
@@ -101,8 +102,9 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 			t.Fatal(err)
 		}
 		h := newHost()
+		info := meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.UnixMilli(int64(1000 + i)).UTC()}
 		r := ownership.New(ownership.Config{
-			Self: meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.Now()},
+			Self: info,
 			Meta: store, View: cache, Session: session, Host: h,
 		})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -113,7 +115,7 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 			stop()
 			_ = session.Close(context.WithoutCancel(t.Context()))
 		})
-		nodes = append(nodes, &node{r, h, session, stop})
+		nodes = append(nodes, &node{r, info, h, session, stop})
 	}
 	for _, nd := range nodes { // everyone sees everyone
 		for want := range n {
@@ -177,7 +179,7 @@ func TestSuspicionReplacesAnOwnerLongBeforeItsLeaseEnds(t *testing.T) {
 	before, _ := nodes[old].Guard(id)
 	for i, n := range nodes {
 		if i != old {
-			n.PeerSuspected(string(rune('a' + old)))
+			n.PeerSuspected(nodes[old].info, false)
 		}
 	}
 	await(t, func() bool {
@@ -204,8 +206,8 @@ func TestADrainedBrokerNamesWhoTakesOver(t *testing.T) {
 	id := firstBundle(t, store)
 	old := place(t, nodes, id)
 	other := nodes[1-old]
-	other.PeerDraining("nobody") // a stranger changes nothing
-	other.PeerDraining(string(rune('a' + old)))
+	other.PeerDraining(meta.BrokerInfo{ID: "nobody"}) // a stranger changes nothing
+	other.PeerDraining(nodes[old].info)
 	if err := nodes[old].Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,118 @@
+package broker
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+// told records what a listener hears.
+type told chan string
+
+func (c told) say(what string) {
+	select {
+	case c <- what:
+	default:
+	}
+}
+
+func (c told) PeerSuspected(b meta.BrokerInfo, refused bool) {
+	if refused {
+		c.say(b.ID + " refuses")
+	} else {
+		c.say(b.ID + " is silent")
+	}
+}
+func (c told) PeerTrusted(b meta.BrokerInfo)  { c.say(b.ID + " answers") }
+func (c told) PeerDraining(b meta.BrokerInfo) { c.say(b.ID + " drains") }
+
+func (c told) await(t *testing.T, want string) {
+	t.Helper()
+	for {
+		select {
+		case got := <-c:
+			if got == want {
+				return
+			}
+			t.Logf("heard %q", got)
+		case <-t.Context().Done():
+			t.Fatalf("not heard: %q", want)
+		}
+	}
+}
+
+func watchPeer(t *testing.T, addr string) told {
+	t.Helper()
+	heard := make(told, 1000)
+	p := newPeers("self", heard, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	p.set(ctx, []meta.BrokerInfo{{ID: "self", Peer: "127.0.0.1:1"}, {ID: "peer", Peer: addr, Started: time.UnixMilli(1)}})
+	t.Cleanup(func() { cancel(); p.close() })
+	return heard
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	var lc net.ListenConfig
+	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func TestAPeerThatWasDeadBeforeAnyStreamIsSuspectAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	l := listen(t)
+	l.Close()
+	heard := watchPeer(t, l.Addr().String())
+	for range 3 { // whoever hears the first may not know the peer yet
+		heard.await(t, "peer refuses")
+	}
+}
+
+// A stopped process's kernel accepts connections, and nothing ever comes.
+func TestAPeerThatStandsStillBeforeAnyStreamIsSuspect(t *testing.T) {
+	t.Parallel()
+	heard := watchPeer(t, listen(t).Addr().String())
+	heard.await(t, "peer is silent")
+	heard.await(t, "peer is silent")
+}
+
+type pingServer struct {
+	brokerv1.UnimplementedPubSubServer
+	b *Broker
+}
+
+func (s *pingServer) Ping(stream brokerv1.PubSub_PingServer) error {
+	return (&pubsub{b: s.b}).Ping(stream)
+}
+
+func TestAPeerIsTrustedThenDrainsThenIsGone(t *testing.T) {
+	t.Parallel()
+	b := &Broker{drains: make(chan struct{}), drained: make(chan struct{})}
+	b.life, b.end = context.WithCancel(t.Context())
+	l := listen(t)
+	server := grpc.NewServer()
+	brokerv1.RegisterPubSubServer(server, &pingServer{b: b})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	heard := watchPeer(t, l.Addr().String())
+	heard.await(t, "peer answers")
+	close(b.drains) // draining itself stays false: pings alone would not tell
+	heard.await(t, "peer drains")
+	server.Stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	heard.await(t, "peer refuses")
+	b.work.Wait()
+}
