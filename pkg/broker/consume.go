@@ -310,7 +310,7 @@ func (c *consumer) acknowledge(ack *brokerv1.Ack) error {
 		}
 		return nil // moved, deleted or lost meanwhile: the stream is about to end, and the messages come again
 	}
-	c.runner.Acked(c.id, ranges...)
+	c.runner.Acked(c.generation, c.id, ranges...)
 	return nil
 }
 

@@ -280,8 +280,10 @@ func (s *subscription) expire(upTo entry.Offset) error {
 	if upTo <= from {
 		return nil
 	}
+	var generation cursor.Generation
 	err := s.change(func(c *cursor.Cursor) (cursor.Ticket, error) {
-		return c.AckCumulative(c.Generation(), s.t.log.Next(), upTo)
+		generation = c.Generation()
+		return c.AckCumulative(generation, s.t.log.Next(), upTo)
 	}, nil)
 	if err != nil {
 		return err
@@ -290,7 +292,7 @@ func (s *subscription) expire(upTo entry.Offset) error {
 	runner := s.runner
 	s.attaching.Unlock()
 	if runner != nil {
-		runner.Acked(0, cursor.Range{First: from, End: upTo})
+		runner.Acked(generation, 0, cursor.Range{First: from, End: upTo})
 	}
 	return nil
 }
@@ -323,7 +325,7 @@ func (s *subscription) attach(c *consumer, kind brokerv1.SubscriptionType, who d
 		s.runner = dispatch.New(s.t.core(kind), dispatch.Env{
 			Source: &source{t: s.t}, Acks: s, OnRetries: s.remember, Budget: s.t.u.b.reads, Metrics: s.t.u.b.dispatch, Log: s.t.u.b.log,
 		})
-		s.runner.Loaded(floor, s.t.log.Next(), retries)
+		s.runner.Loaded(generation, floor, s.t.log.Next(), retries)
 	}
 	if c.id, err = s.runner.AddConsumer(who, c); err != nil {
 		return err //nolint:wrapcheck // it says who is in the way
@@ -345,7 +347,7 @@ func (s *subscription) detach(c *consumer) {
 }
 
 // remember keeps in the cursor what is to be delivered again, so that counts and delays survive a failover.
-func (s *subscription) remember(retries []dispatch.Retry) {
+func (s *subscription) remember(generation cursor.Generation, retries []dispatch.Retry) {
 	end := s.t.log.Next()
 	// A refusal means that the subscription was moved, deleted or lost meanwhile: then there is nothing to remember.
 	_ = s.change(func(c *cursor.Cursor) (cursor.Ticket, error) {
@@ -353,7 +355,7 @@ func (s *subscription) remember(retries []dispatch.Retry) {
 		for _, r := range retries {
 			retry := cursor.Retry{Count: r.Count, NotBefore: r.NotBefore.UnixMilli(), Reason: r.Reason}
 			var err error
-			if ticket, err = c.SetRetry(c.Generation(), end, r.Range, retry); err != nil {
+			if ticket, err = c.SetRetry(generation, end, r.Range, retry); err != nil {
 				return 0, err //nolint:wrapcheck // looked at by nobody
 			}
 		}
@@ -365,13 +367,18 @@ func (s *subscription) remember(retries []dispatch.Retry) {
 // hold was delivered before the move, and delivery follows the cursor, whether anybody waits for the log or not.
 func (s *subscription) seek(ctx context.Context, to entry.Offset) error {
 	done := make(chan error, 1)
-	err := s.change(func(c *cursor.Cursor) (cursor.Ticket, error) { return c.Seek(to), nil }, func(err error) { done <- err })
+	var generation cursor.Generation
+	err := s.change(func(c *cursor.Cursor) (cursor.Ticket, error) {
+		ticket := c.Seek(to)
+		generation = c.Generation()
+		return ticket, nil
+	}, func(err error) { done <- err })
 	if err != nil {
 		return err
 	}
 	s.attaching.Lock()
 	if s.runner != nil {
-		s.runner.Seek(to)
+		s.runner.Seek(generation, to)
 	}
 	for c := range s.consumers {
 		c.stop(refuse(brokerv1.Code_CODE_UNAVAILABLE, "subscription %s of %s was moved to offset %d", s.name, s.t.name, to))

@@ -14,13 +14,14 @@
 //		case ActionSend:       sinks[a.Consumer].Send(a.Deliveries)
 //		case ActionActivate:   sinks[a.Consumer].Active(true)
 //		case ActionDeactivate: sinks[a.Consumer].Active(false)
-//		case ActionRetries:    env.OnRetries(a.Retries)
+//		case ActionRetries:    env.OnRetries(generation, a.Retries)
 //		case ActionWait:       sleep until a.Until or until something happens
 //		}
 //	}
 //
 // The broker's order of things: apply an acknowledgement to the cursor first, then call [Runner.Acked]; move
-// the cursor first, then call [Runner.Seek].
+// the cursor first, then call [Runner.Seek]. Both say in which generation of the cursor that was, so that they may come
+// here in another order than there.
 //
 // What is kept per message is nothing: deliveries that are not acknowledged are offset ranges per consumer,
 // redeliveries and their counts too. Entries are held only between a read and the sends that follow it, and a

@@ -44,8 +44,9 @@ type Sink interface {
 type Env struct {
 	Source Source
 	Acks   Acks // nil for a reader
-	// OnRetries, if set, hears what is to be delivered again, to remember it. The slice is the runner's.
-	OnRetries func([]Retry)
+	// OnRetries, if set, hears what is to be delivered again, to remember it under the generation in which it was
+	// delivered. The slice is the runner's.
+	OnRetries func(cursor.Generation, []Retry)
 	// Budget, if set, bounds the frames that all runners of the process have read and not sent.
 	Budget  *budget.Budget
 	Metrics *Metrics // nil: none
@@ -61,6 +62,10 @@ var (
 // Runner drives the core of one subscription. All methods but Close return at once and may be called from
 // anywhere, also from a Sink.
 //
+// A subscription that is moved is moved in the cursor first, and then here; meanwhile others tell of what they did before
+// or after it, and two moves may come here in the wrong order. So whatever depends on where the cursor was carries the
+// cursor's generation: what belongs to another one is left out.
+//
 // One mutex guards the core. Events enter under it directly, so that a refusal or a status never waits for
 // storage; reads and sends are done by the runner's goroutine without it. Feeding events through a channel
 // to the goroutine instead would make both wait for a read in flight.
@@ -73,6 +78,7 @@ type Runner struct {
 
 	mu         sync.Mutex
 	core       Core
+	generation cursor.Generation // of the cursor when it was loaded or moved last
 	sinks      map[ConsumerID]Sink
 	lastID     ConsumerID
 	running    bool
@@ -122,9 +128,12 @@ func (r *Runner) changed() {
 	}
 }
 
-// Loaded says where to start: the cursor's floor, the topic's end, and what is remembered of redeliveries.
-func (r *Runner) Loaded(from, end entry.Offset, retries []Retry) {
-	r.event(func(now time.Time) { r.core.Loaded(from, end, retries, now) })
+// Loaded says where to start: the cursor's generation and floor, the topic's end, and what is remembered of redeliveries.
+func (r *Runner) Loaded(g cursor.Generation, from, end entry.Offset, retries []Retry) {
+	r.event(func(now time.Time) {
+		r.generation = g
+		r.core.Loaded(from, end, retries, now)
+	})
 }
 
 // AddConsumer lets a consumer in; c.ID is ignored. Errors are [*BusyError] and [ErrClosed].
@@ -163,9 +172,13 @@ func (r *Runner) Withdraw(id ConsumerID) (n uint64) {
 	return n
 }
 
-// Acked says that ranges were acknowledged in the cursor; id is by whom, 0 if by none of the consumers.
-func (r *Runner) Acked(id ConsumerID, ranges ...cursor.Range) {
-	r.event(func(time.Time) { r.core.Acked(id, ranges...) })
+// Acked says that ranges were acknowledged in the cursor's generation g; id is by whom, 0 if by none of the consumers.
+func (r *Runner) Acked(g cursor.Generation, id ConsumerID, ranges ...cursor.Range) {
+	r.event(func(time.Time) {
+		if g == r.generation {
+			r.core.Acked(id, ranges...)
+		}
+	})
 }
 
 // Nacked gives back what of ranges the consumer holds, to be delivered again after delay.
@@ -173,9 +186,14 @@ func (r *Runner) Nacked(id ConsumerID, delay time.Duration, ranges ...cursor.Ran
 	r.event(func(now time.Time) { r.core.Nacked(id, now.Add(delay), now, ranges...) })
 }
 
-// Seek says that the cursor was moved.
-func (r *Runner) Seek(to entry.Offset) {
-	r.event(func(time.Time) { r.core.SeekDone(to) })
+// Seek says that the cursor was moved, which began generation g.
+func (r *Runner) Seek(g cursor.Generation, to entry.Offset) {
+	r.event(func(time.Time) {
+		if g > r.generation {
+			r.generation = g
+			r.core.SeekDone(to)
+		}
+	})
 }
 
 // Notify says that the topic goes on until end.
@@ -229,7 +247,7 @@ func (r *Runner) run() {
 			return
 		}
 		r.release(r.core.Buffered())
-		sink := r.sinks[a.Consumer]
+		sink, generation := r.sinks[a.Consumer], r.generation
 		ctx := r.ctx
 		if a.Kind == ActionRead {
 			ctx, r.cancelRead = context.WithCancel(r.ctx)
@@ -266,7 +284,7 @@ func (r *Runner) run() {
 			}
 		case ActionRetries:
 			if r.env.OnRetries != nil {
-				r.env.OnRetries(a.Retries)
+				r.env.OnRetries(generation, a.Retries)
 			}
 		}
 	}

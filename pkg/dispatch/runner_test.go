@@ -83,7 +83,7 @@ func (p *topic) ack(tb testing.TB, r *Runner, id ConsumerID, o entry.Offset) {
 	if err != nil {
 		tb.Error(err)
 	}
-	r.Acked(id, cursor.Range{First: o, End: o + 1})
+	r.Acked(0, id, cursor.Range{First: o, End: o + 1})
 }
 
 func (p *topic) publish(r *Runner, end entry.Offset) {
@@ -164,14 +164,14 @@ func TestRunnerDeliversAndRedelivers(t *testing.T) {
 		var retries []Retry
 		r := New(NewShared(DefaultConfig(true)), Env{
 			Source: p, Acks: p, Metrics: NewMetrics(prometheus.NewRegistry()),
-			OnRetries: func(rs []Retry) { retries = append(retries, rs...) },
+			OnRetries: func(_ cursor.Generation, rs []Retry) { retries = append(retries, rs...) },
 		})
 		defer r.Close()
 		expectReason(t, r, ReasonNoConsumers)
 		var a, b sink
 		idA := mustAdd(t, r, Consumer{Name: "a"}, &a)
 		expectReason(t, r, ReasonAckStateLoading)
-		r.Loaded(0, 5, nil)
+		r.Loaded(0, 0, 5, nil)
 		expectReason(t, r, ReasonNoPermits)
 		r.Permits(idA, 100)
 		expect(t, &a, 0, 1, 2, 3, 4)
@@ -206,7 +206,7 @@ func TestRunnerTellsFailoverConsumers(t *testing.T) {
 		p := newTopic(t, 2)
 		r := New(NewFailover(DefaultConfig(false)), Env{Source: p, Acks: p})
 		defer r.Close()
-		r.Loaded(0, 2, nil)
+		r.Loaded(0, 0, 2, nil)
 		var a, b sink
 		idB := mustAdd(t, r, Consumer{Name: "b", Priority: 1}, &b)
 		r.Permits(idB, 10)
@@ -227,7 +227,7 @@ func TestRunnerAnswersWhileStorageHangs(t *testing.T) {
 		hang := make(chan struct{})
 		p.setHang(hang)
 		r := New(NewExclusive(DefaultConfig(false)), Env{Source: p, Acks: p})
-		r.Loaded(0, 5, nil)
+		r.Loaded(0, 0, 5, nil)
 		var a sink
 		id := mustAdd(t, r, Consumer{Name: "a"}, &a)
 		r.Permits(id, 100)
@@ -242,7 +242,7 @@ func TestRunnerAnswersWhileStorageHangs(t *testing.T) {
 		p.mu.Lock()
 		p.cursor.Seek(3)
 		p.mu.Unlock()
-		r.Seek(3)
+		r.Seek(1, 3)
 		expect(t, &a, 3, 4)
 		if p.ended != 1 {
 			t.Fatalf("%d reads were cancelled, want 1", p.ended)
@@ -273,7 +273,7 @@ func TestReadsStayWithinTheBudget(t *testing.T) {
 		cfg := DefaultConfig(true)
 		cfg.ReadBytes = 60
 		r := New(NewShared(cfg), Env{Source: p, Acks: p, Budget: b})
-		r.Loaded(0, 20, nil)
+		r.Loaded(0, 0, 20, nil)
 		var a sink
 		most := int64(0)
 		a.also = func(*Delivery) { most = max(most, b.Used()) }
@@ -306,7 +306,7 @@ func TestReadsThatAreGivenUpLeaveTheBudget(t *testing.T) {
 		p.setHang(make(chan struct{}))
 		b := budget.New(100)
 		r := New(NewShared(DefaultConfig(true)), Env{Source: p, Acks: p, Budget: b})
-		r.Loaded(0, 20, nil)
+		r.Loaded(0, 0, 20, nil)
 		for _, giveUp := range []func(ConsumerID){r.RemoveConsumer, func(ConsumerID) { r.Close() }} {
 			id := mustAdd(t, r, Consumer{Name: "a"}, &sink{})
 			r.Permits(id, 10)
@@ -333,7 +333,7 @@ func TestWhatIsAcknowledgedIsNotRead(t *testing.T) {
 		cfg.ReadBytes = 100
 		r := New(NewShared(cfg), Env{Source: p, Acks: p})
 		defer r.Close()
-		r.Loaded(0, p.end, nil)
+		r.Loaded(0, 0, p.end, nil)
 		var a sink
 		id := mustAdd(t, r, Consumer{Name: "a"}, &a)
 		r.Permits(id, 1000)
@@ -351,7 +351,7 @@ func TestSinksMayCallBack(t *testing.T) {
 		p := newTopic(t, 50)
 		r := New(NewShared(DefaultConfig(true)), Env{Source: p, Acks: p})
 		defer r.Close()
-		r.Loaded(0, 50, nil)
+		r.Loaded(0, 0, 50, nil)
 		var a sink
 		var id ConsumerID
 		a.also = func(d *Delivery) {
@@ -377,7 +377,7 @@ func TestManyConsumersAtOnce(t *testing.T) {
 		const messages = 2000
 		p := newTopic(t, 0)
 		r := New(NewShared(DefaultConfig(true)), Env{Source: p, Acks: p})
-		r.Loaded(0, 0, nil)
+		r.Loaded(0, 0, 0, nil)
 		done := func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -564,7 +564,7 @@ func (s *countingSink) Send(deliveries []Delivery) {
 	}
 	for i := range deliveries {
 		s.acked = append(s.acked[:0], deliveries[i].Range())
-		s.r.Acked(s.self, s.acked...)
+		s.r.Acked(0, s.self, s.acked...)
 	}
 	s.r.Permits(s.self, uint32(len(deliveries)))
 	if s.left > 0 {
@@ -577,7 +577,7 @@ func (s *countingSink) Send(deliveries []Delivery) {
 func BenchmarkRunner(b *testing.B) {
 	src := &endless{frame: make([]byte, 1024), span: 1}
 	r := New(NewExclusive(DefaultConfig(false)), Env{Source: src, Acks: src})
-	r.Loaded(0, 1<<60, nil)
+	r.Loaded(0, 0, 1<<60, nil)
 	s := &countingSink{r: r, id: make(chan ConsumerID, 1), left: b.N, done: make(chan struct{})}
 	b.ReportAllocs()
 	b.ResetTimer()
@@ -589,4 +589,40 @@ func BenchmarkRunner(b *testing.B) {
 	r.Permits(id, 1000)
 	<-s.done
 	r.Close()
+}
+
+// What was acknowledged before a move, and a move that was overtaken by a later one, come late: neither counts. What is
+// given back before a move is not remembered as of after it.
+func TestWhatIsOfAnotherGenerationDoesNotCount(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newTopic(t, 6)
+		var remembered []cursor.Generation
+		r := New(NewShared(DefaultConfig(true)), Env{
+			Source: p, Acks: p, OnRetries: func(g cursor.Generation, _ []Retry) { remembered = append(remembered, g) },
+		})
+		defer r.Close()
+		r.Loaded(p.cursor.Generation(), 0, 6, nil)
+		var a sink
+		id := mustAdd(t, r, Consumer{Name: "a"}, &a)
+		r.Permits(id, 6)
+		expect(t, &a, 0, 1, 2, 3, 4, 5)
+		r.Nacked(id, time.Hour, cursor.Range{First: 5, End: 6})
+		synctest.Wait()
+		p.mu.Lock()
+		_, _ = p.cursor.Ack(0, 6, cursor.Range{First: 0, End: 4})
+		p.cursor.Seek(2)
+		p.cursor.Seek(0)
+		p.mu.Unlock()
+		r.Seek(2, 0)
+		r.Seek(1, 2)
+		r.Acked(0, id, cursor.Range{First: 0, End: 4})
+		r.Permits(id, 6)
+		expect(t, &a, 0, 1, 2, 3, 4, 5)
+		r.Nacked(id, 0, cursor.Range{First: 5, End: 6})
+		synctest.Wait()
+		if !slices.Equal(remembered, []cursor.Generation{0, 2}) {
+			t.Fatalf("remembered under %v", remembered)
+		}
+	})
 }
