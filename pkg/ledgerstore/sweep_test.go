@@ -160,3 +160,50 @@ func readErrorAt(cfg Config, mem *vfs.Mem, p *promises, n int) (hit bool, err er
 	p.deleted[3] = false // asked, whatever the answer was
 	return true, errors.Join(p.check(s), s.Close())
 }
+
+// Each call to the disk fails once. The store stops or goes on; what was answered is there after the power cut that
+// follows, and nothing is taken for lost that was not.
+func TestDiskErrorAtEachCall(t *testing.T) {
+	t.Parallel()
+	for _, op := range []vfs.Op{
+		vfs.OpCreate, vfs.OpOpen, vfs.OpRename, vfs.OpRemove, vfs.OpStat, vfs.OpSyncDir, vfs.OpWrite, vfs.OpSync,
+		vfs.OpTruncate, vfs.OpAllocate,
+	} {
+		for n := 0; ; n++ {
+			hit, err := diskErrorAt(crashConfig(), op, n)
+			if err != nil {
+				t.Fatalf("EIO of %v after %d calls: %v", op, n, err)
+			}
+			if !hit {
+				t.Logf("%v: %d calls", op, n)
+				break
+			}
+		}
+	}
+}
+
+func diskErrorAt(cfg Config, op vfs.Op, n int) (hit bool, err error) {
+	ctx := context.Background()
+	mem := vfs.NewMem()
+	faulty := vfs.NewFaulty(mem)
+	rule := faulty.Add(vfs.Rule{Op: op, Err: syscall.EIO, After: n, Times: 1, LoseUnsynced: true})
+	p := newPromises()
+	s, err := Open(ctx, cfg, faulty, quiet, nil)
+	if err == nil {
+		p.workload(s)
+		if rule.Hits() > 0 && (op == vfs.OpSync || op == vfs.OpSyncDir) {
+			<-s.Fatal() // whoever asked for the sync
+			if _, err := readOne(s, 1, 0); codeOf(err) != bookiewire.Unknown {
+				return true, errors.Join(fmt.Errorf("a store that has stopped answers %w", err), s.Close())
+			}
+		}
+		if err := s.Close(); err != nil {
+			return true, err
+		}
+	}
+	mem.Crash(newRand(uint64(n)))
+	if s, err = Open(ctx, cfg, mem, quiet, nil); err != nil {
+		return true, fmt.Errorf("reopen: %w", err)
+	}
+	return rule.Hits() > 0, errors.Join(p.check(s), s.Close())
+}

@@ -51,7 +51,8 @@ type Rule struct {
 	// Short lets an OpWrite write so many bytes before it fails. Err defaults to io.ErrShortWrite.
 	Short int
 	// LoseUnsynced makes a failed OpSync on a [Mem] leave the bytes as a kernel does: in memory, counted as clean, so
-	// that the next sync succeeds and does not bring them to disk.
+	// that the next sync succeeds and does not bring them to disk. Other open files of the same path fail their next
+	// sync too.
 	LoseUnsynced bool
 	// Flips changes what an OpRead returns.
 	Flips []Flip

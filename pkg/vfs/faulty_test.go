@@ -141,3 +141,27 @@ func TestDelay(t *testing.T) {
 		}
 	})
 }
+
+// A kernel tells each open file once of a write-back that failed; one that is opened afterwards learns nothing.
+func TestFailedSyncIsToldToEachOpenFile(t *testing.T) {
+	t.Parallel()
+	f := NewFaulty(NewMem())
+	a, err := f.Create("/x")
+	must(t, err)
+	b, err := f.Open("/x")
+	must(t, err)
+	_, err = a.WriteAt([]byte("abc"), 0)
+	must(t, err)
+	f.Add(Rule{Op: OpSync, Times: 1, Err: syscall.EIO, LoseUnsynced: true})
+	if err := a.Datasync(); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("first sync: %v", err)
+	}
+	late, err := f.Open("/x")
+	must(t, err)
+	must(t, a.Datasync())
+	must(t, late.Datasync())
+	if err := b.Sync(); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("sync of another open file: %v", err)
+	}
+	must(t, b.Sync())
+}

@@ -51,6 +51,8 @@ type inode struct {
 	data    []byte
 	disk    []byte
 	pending []change
+	// failures counts the write-backs that failed. Each open file is told once.
+	failures int
 }
 
 // change is one write or size change that was not synced.
@@ -191,7 +193,7 @@ func (m *Mem) open(name string, readOnly bool) (File, error) {
 	case node.dir:
 		return nil, pathError("open", name, syscall.EISDIR)
 	}
-	return &memFile{mem: m, node: node, name: name, epoch: m.epoch, readOnly: readOnly}, nil
+	return &memFile{mem: m, node: node, name: name, epoch: m.epoch, readOnly: readOnly, told: node.failures}, nil
 }
 
 // Rename replaces to by from. Directories cannot be renamed.

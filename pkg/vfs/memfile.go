@@ -16,6 +16,7 @@ type memFile struct {
 	epoch    int
 	readOnly bool
 	closed   bool
+	told     int // of the node's failures
 }
 
 func sizeText(node *inode) string {
@@ -158,6 +159,10 @@ func (f *memFile) sync(op string) error {
 		f.node.disk = c.apply(f.node.disk)
 	}
 	f.node.pending = nil
+	if f.told != f.node.failures {
+		f.told = f.node.failures
+		return pathError(op, f.name, syscall.EIO)
+	}
 	return nil
 }
 
@@ -171,13 +176,16 @@ func (c change) apply(disk []byte) []byte {
 }
 
 // forgetUnsynced is what a kernel does when writing back fails: the pages stay as they are in memory and count as
-// clean, so that no later sync brings them to disk. Only the sizes still get there.
+// clean, so that no later sync brings them to disk. Only the sizes still get there. Each file that is open is told by
+// its next sync, once; f by this one.
 func (f *memFile) forgetUnsynced() {
 	f.mem.mu.Lock()
 	defer f.mem.mu.Unlock()
 	for i := range f.node.pending {
 		f.node.pending[i] = change{size: f.node.pending[i].size}
 	}
+	f.node.failures++
+	f.told = f.node.failures
 }
 
 // DropCache forgets what is neither on disk nor waiting to be synced.
