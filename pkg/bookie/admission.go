@@ -49,14 +49,20 @@ func notAdmitted(why string) *bookiewire.Error {
 // read is under way at a time, and decides about the adds that came before it began; later ones wait for the
 // next, so that each is decided by metadata as they were after it arrived. An add whose ledger became known
 // meanwhile goes on all the same: its generation is from before the read.
+//
+// Ledgers take turns, and a bounded number of reads is under way: whoever sends adds for ledgers that do not exist
+// must not turn each into a request to etcd of its own. How many adds wait is bounded by the budget that each is
+// charged to.
 type admissions struct {
 	s       *Server
 	ledgers Ledgers
 	wg      sync.WaitGroup
 
 	mu sync.Mutex
-	// waiting has a key per ledger with a goroutine in run.
+	// waiting has a key per ledger that is queued or whose metadata are being read.
 	waiting map[entry.LedgerID][]*pendingAdd
+	queue   []entry.LedgerID
+	readers int
 }
 
 // enqueue takes an add whose Generation was read before. It does not block.
@@ -64,41 +70,74 @@ func (a *admissions) enqueue(x *pendingAdd) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ledger := x.Ledger
-	_, running := a.waiting[ledger]
+	_, known := a.waiting[ledger]
 	a.waiting[ledger] = append(a.waiting[ledger], x)
-	if !running {
-		a.wg.Go(func() { a.run(ledger) })
+	if known {
+		return
+	}
+	a.queue = append(a.queue, ledger)
+	if a.readers < a.s.cfg.MaxAdmissions {
+		a.readers++
+		a.wg.Go(a.run)
 	}
 }
 
-func (a *admissions) run(ledger entry.LedgerID) {
+// next returns the ledger whose turn it is and the adds to decide about; false ends the reader.
+func (a *admissions) next() (entry.LedgerID, []*pendingAdd, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.queue) == 0 {
+		a.queue = nil
+		a.readers--
+		return 0, nil, false
+	}
+	ledger := a.queue[0]
+	a.queue = a.queue[1:]
+	round := a.waiting[ledger]
+	a.waiting[ledger] = nil
+	return ledger, round, true
+}
+
+// done puts a ledger for which more adds came during the read at the end of the queue, and forgets another one.
+func (a *admissions) done(ledger entry.LedgerID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.waiting[ledger]) > 0 {
+		a.queue = append(a.queue, ledger)
+		return
+	}
+	delete(a.waiting, ledger)
+}
+
+func (a *admissions) run() {
 	for {
-		a.mu.Lock()
-		round := a.waiting[ledger]
-		if len(round) == 0 {
-			delete(a.waiting, ledger)
-			a.mu.Unlock()
+		ledger, round, ok := a.next()
+		if !ok {
 			return
 		}
-		a.waiting[ledger] = nil
-		a.mu.Unlock()
+		a.decide(ledger, round)
+		a.done(ledger)
+	}
+}
 
-		ctx, cancel := context.WithTimeout(a.s.ctx, a.s.cfg.MetadataTimeout)
-		l, err := a.ledgers.GetLedger(ctx, ledger)
-		cancel()
-		a.s.metrics.admissionReads.Inc()
-		for _, x := range round {
-			switch {
-			case errors.Is(err, meta.ErrNotFound):
-				x.conclude(notAdmitted("ledger does not exist"))
-			case err != nil:
-				x.conclude(&bookiewire.Error{Code: bookiewire.Unknown, Detail: "metadata cannot be read: " + err.Error()})
-			default:
-				if refusal := Admit(l, a.s.me.Storage, &x.Add.Add); refusal != nil {
-					x.conclude(refusal)
-				} else {
-					a.s.store.Add(&x.Add)
-				}
+func (a *admissions) decide(ledger entry.LedgerID, round []*pendingAdd) {
+	// The newest add may wait the longest; the older ones came before it and hear the same.
+	deadline := round[len(round)-1].started.Add(a.s.cfg.MetadataTimeout)
+	ctx, cancel := context.WithDeadline(a.s.ctx, deadline)
+	l, err := a.ledgers.GetLedger(ctx, ledger)
+	cancel()
+	a.s.metrics.admissionReads.Inc()
+	for _, x := range round {
+		switch {
+		case errors.Is(err, meta.ErrNotFound):
+			x.conclude(notAdmitted("ledger does not exist"))
+		case err != nil:
+			x.conclude(&bookiewire.Error{Code: bookiewire.Unknown, Detail: "metadata cannot be read: " + err.Error()})
+		default:
+			if refusal := Admit(l, a.s.me.Storage, &x.Add.Add); refusal != nil {
+				x.conclude(refusal)
+			} else {
+				a.s.store.Add(&x.Add)
 			}
 		}
 	}

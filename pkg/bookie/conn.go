@@ -1,6 +1,7 @@
 package bookie
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 )
 
@@ -22,8 +24,9 @@ const (
 	freeSlabs = 64
 	// addOverhead is what an add takes beside its body.
 	addOverhead = 512
-	// maxFailures is how many refused adds may wait to be told before the connection is read no further.
-	maxFailures = 1024
+	// maxUntold is how many refusals, or ranges of acknowledged adds, may wait to be told before the connection is read no
+	// further.
+	maxUntold = 1024
 	// maxRetries is how often an add is admitted anew when a fence or a deletion of another ledger voided it.
 	maxRetries = 3
 )
@@ -38,14 +41,18 @@ type conn struct {
 	cancel  context.CancelFunc
 	wake    chan struct{}
 	slots   chan struct{}
+	reads   *budget.Budget // this connection's share of the server's
+
+	// Of the frame being read; the reader's own.
+	partial bool  // there is a deadline for the rest of it
+	large   int64 // bytes charged to the server's frames
 
 	mu       sync.Mutex
-	changed  *sync.Cond // inFlight, failures, broken
+	changed  *sync.Cond // inFlight, acks, failures, broken
 	acks     []ackRange
 	failures []failure
 	replies  []reply
 	inFlight int
-	waits    int
 	draining bool
 	readDone bool // nothing more will be read
 	broken   bool // nothing more can be written
@@ -79,6 +86,7 @@ type pendingAdd struct {
 
 func newConn(s *Server, nc net.Conn) *conn {
 	c := &conn{s: s, nc: nc, wake: make(chan struct{}, 1), slots: make(chan struct{}, s.cfg.MaxRequests)}
+	c.reads = budget.New(max(s.cfg.ReadBytes/4, 1))
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
 	c.changed = sync.NewCond(&c.mu)
 	return c
@@ -99,6 +107,9 @@ func (c *conn) run() {
 		c.write()
 	}()
 	err = c.read(h.Use)
+	if errors.Is(err, bookiewire.ErrMalformed) {
+		c.s.metrics.malformed.Inc()
+	}
 
 	c.mu.Lock()
 	c.readDone = true
@@ -111,9 +122,6 @@ func (c *conn) run() {
 		_ = c.nc.Close()
 	}
 	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !graceful {
-		if errors.Is(err, bookiewire.ErrMalformed) {
-			c.s.metrics.malformed.Inc()
-		}
 		c.s.log.Info("connection ended", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
 	}
 	c.cancel() // ends waits
@@ -154,16 +162,31 @@ func (c *conn) shakeHands() (bookiewire.Hello, error) {
 	return h, c.nc.SetDeadline(time.Time{})
 }
 
+// addKinds and requestKinds are the frames that may come on the two uses of a connection.
+var (
+	addKinds     = []bookiewire.Kind{bookiewire.KindAdd, bookiewire.KindPing}
+	requestKinds = []bookiewire.Kind{
+		bookiewire.KindRead, bookiewire.KindFence, bookiewire.KindWriteLAC, bookiewire.KindWaitLAC, bookiewire.KindPing,
+	}
+)
+
 // read takes frames in until the stream ends.
 func (c *conn) read(use bookiewire.Use) error {
 	var r *bookiewire.Reader
 	if use == bookiewire.UseAdds {
 		r = c.s.slabs.NewReader(c.nc)
+		r.Kinds = addKinds
 	} else {
 		r = bookiewire.NewReader(c.nc, requestSlab)
+		r.Kinds = requestKinds
 	}
+	r.Begun = c.begun
+	defer func() { c.s.frames.Release(c.large) }()
 	for {
 		f, err := r.Next()
+		if err == nil && c.partial {
+			err = c.complete()
+		}
 		if err != nil {
 			return err
 		}
@@ -184,7 +207,37 @@ func (c *conn) read(use bookiewire.Use) error {
 		if err != nil {
 			return err
 		}
+		c.s.frames.Release(c.large) // the frame is charged to somebody else now
+		c.large = 0
 	}
+}
+
+// begun gives a frame that has begun to come a time to be complete, and charges one that needs memory of its own.
+func (c *conn) begun(own int) error {
+	if own > 0 {
+		if err := c.s.frames.Acquire(c.ctx, int64(own)); err != nil {
+			return err
+		}
+		c.large = int64(own)
+	}
+	c.partial = true
+	return c.setReadDeadline(time.Now().Add(c.s.cfg.FrameTimeout))
+}
+
+// complete ends what begun began.
+func (c *conn) complete() error {
+	c.partial = false
+	return c.setReadDeadline(time.Time{})
+}
+
+// setReadDeadline sets one, unless the reading has been stopped by one already.
+func (c *conn) setReadDeadline(at time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.draining {
+		return nil
+	}
+	return c.nc.SetReadDeadline(at)
 }
 
 // add hands an entry to the store, once there is room in the budget.
@@ -208,16 +261,28 @@ func (c *conn) add(f bookiewire.Frame) error {
 	if known, x.Generation = c.s.store.Admission(x.Ledger); known {
 		c.s.store.Add(&x.Add)
 	} else {
+		x.own()
 		c.s.admitted.enqueue(x)
 	}
 	return nil
 }
 
-// begin counts something in flight. It waits while too many refusals are untold.
+// own gives an add that will wait for long bytes of its own: in place, its few would hold a whole slab, which is more
+// than it is charged for.
+func (x *pendingAdd) own() {
+	if x.bytes == (bookiewire.Retained{}) || len(x.Body) > addSlab/2 {
+		return
+	}
+	x.Body = bytes.Clone(x.Body)
+	x.bytes.Release()
+	x.bytes = bookiewire.Retained{}
+}
+
+// begin counts something in flight. It waits while too many answers are untold.
 func (c *conn) begin() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.failures) >= maxFailures && !c.broken {
+	for (len(c.failures) >= maxUntold || len(c.acks) >= maxUntold) && !c.broken {
 		c.changed.Wait()
 	}
 	if c.broken {
@@ -235,6 +300,7 @@ func (x *pendingAdd) finish(err error) {
 		answer = bookiewire.AsError(err)
 		if answer.Code == bookiewire.NotAdmitted && x.retries < maxRetries {
 			x.retries++
+			x.own()
 			_, x.Generation = c.s.store.Admission(x.Ledger)
 			c.s.admitted.enqueue(x)
 			return
@@ -317,7 +383,7 @@ func (c *conn) write() {
 		replies, c.replies = c.replies, replies[:0]
 		nothing := len(acks) == 0 && len(failures) == 0 && len(replies) == 0
 		over := c.broken || c.readDone && c.inFlight == 0 && nothing
-		if len(failures) > 0 {
+		if len(failures) > 0 || len(acks) > 0 {
 			c.changed.Broadcast()
 		}
 		broken := c.broken

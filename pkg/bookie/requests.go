@@ -4,7 +4,11 @@ import (
 	"fmt"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/budget"
 )
+
+// readOverhead is what an entry in the answer to a read takes beside its body.
+const readOverhead = 64
 
 // request starts what a frame asks for. Its answer comes in any order.
 func (c *conn) request(f bookiewire.Frame) error {
@@ -38,21 +42,30 @@ func (c *conn) request(f bookiewire.Frame) error {
 	}
 }
 
-// take waits for a slot and counts the request in flight.
-func (c *conn) take() error {
+// take waits for one of the connection's slots and counts the request in flight. If the server has too many requests at
+// work it answers instead, and reports false.
+func (c *conn) take(op string, seq uint64) (bool, error) {
 	select {
 	case c.slots <- struct{}{}:
 	case <-c.ctx.Done():
-		return c.ctx.Err()
+		return false, c.ctx.Err()
 	}
 	if err := c.begin(); err != nil {
 		<-c.slots
-		return err
+		return false, err
 	}
-	return nil
+	if c.s.requests.Add(1) > int64(c.s.cfg.MaxAllRequests) {
+		c.answer(op, seq, &bookiewire.Error{Code: bookiewire.Overloaded, Detail: "too many requests are at work"}, c.give, nil)
+		return false, nil
+	}
+	return true, nil
 }
 
-func (c *conn) give() { <-c.slots }
+// give ends what take began; it is called when the answer is written, or cannot be.
+func (c *conn) give() {
+	c.s.requests.Add(-1)
+	<-c.slots
+}
 
 // answer marks a request's answer: err, or what encode appends. release, if any, is called when it is written.
 func (c *conn) answer(op string, seq uint64, err error, release func(), encode func(*bookiewire.Encoder)) {
@@ -66,33 +79,69 @@ func (c *conn) answer(op string, seq uint64, err error, release func(), encode f
 	c.reply(reply{encode: encode, release: release})
 }
 
-// startRead reads on a goroutine of its own, within the budget for answers.
+// startRead reads on a goroutine of its own, within the budgets for answers.
 func (c *conn) startRead(seq uint64, r bookiewire.Read) error {
 	r.MaxEntries = min(r.MaxEntries, bookiewire.MaxReadEntries)
 	r.MaxBytes = min(r.MaxBytes, bookiewire.MaxBody)
-	charge := int64(max(r.MaxBytes, 64<<10))
-	if err := c.take(); err != nil {
+	if ok, err := c.take("read", seq); !ok {
 		return err
 	}
 	go func() {
-		if err := c.s.reads.Acquire(c.ctx, charge); err != nil {
-			c.answer("read", seq, &bookiewire.Error{Code: bookiewire.Unknown, Detail: err.Error()}, c.give, nil)
-			return
-		}
-		reply, err := c.s.store.Read(c.ctx, r)
-		if err == nil && len(reply.Entries) == 0 {
-			panic("bookie: the store answered a read with nothing and no error")
-		}
+		reply, charged, err := c.carryOut(r)
 		c.answer("read", seq, err, func() {
-			c.s.reads.Release(charge)
+			c.reads.Release(charged)
+			c.s.reads.Release(charged)
 			c.give()
 		}, func(e *bookiewire.Encoder) { e.ReadReply(seq, reply) })
 	}()
 	return nil
 }
 
+// carryOut reads, and returns how many bytes of the budgets the reply holds. What is charged before is a guess: the
+// first entry comes however large it is. So a read that has its turn looks again whether those before it were larger
+// than guessed, and what a reply can hold beyond the budget is bounded by the number of reads at work.
+func (c *conn) carryOut(r bookiewire.Read) (reply bookiewire.ReadReply, charged int64, err error) {
+	wanted := int64(max(r.MaxBytes, 64<<10))
+	for {
+		if err := c.reads.Acquire(c.ctx, wanted); err != nil {
+			return reply, 0, err
+		}
+		select {
+		case c.s.readers <- struct{}{}:
+		case <-c.ctx.Done():
+			c.reads.Release(wanted)
+			return reply, 0, c.ctx.Err()
+		}
+		if c.reads.Used() <= max(c.reads.Capacity(), wanted) {
+			break
+		}
+		<-c.s.readers
+		c.reads.Release(wanted)
+	}
+	defer func() { <-c.s.readers }()
+	if err := c.s.reads.Acquire(c.ctx, wanted); err != nil {
+		c.reads.Release(wanted)
+		return reply, 0, err
+	}
+	reply, err = c.s.store.Read(c.ctx, r)
+	if err == nil && len(reply.Entries) == 0 {
+		panic("bookie: the store answered a read with nothing and no error")
+	}
+	for i := range reply.Entries {
+		charged += int64(len(reply.Entries[i].Body)) + readOverhead
+	}
+	for _, b := range []*budget.Budget{c.reads, c.s.reads} {
+		if charged > wanted {
+			b.Exceed(charged - wanted)
+		} else {
+			b.Release(wanted - charged)
+		}
+	}
+	return reply, charged, err
+}
+
 func (c *conn) startFence(seq uint64, r bookiewire.Fence) error {
-	if err := c.take(); err != nil {
+	if ok, err := c.take("fence", seq); !ok {
 		return err
 	}
 	c.s.store.Fence(r, func(reply bookiewire.FenceReply, err error) {
@@ -102,7 +151,7 @@ func (c *conn) startFence(seq uint64, r bookiewire.Fence) error {
 }
 
 func (c *conn) startWriteLAC(seq uint64, r bookiewire.WriteLAC) error {
-	if err := c.take(); err != nil {
+	if ok, err := c.take("write_lac", seq); !ok {
 		return err
 	}
 	c.s.store.WriteLAC(r, func(err error) {
@@ -117,21 +166,14 @@ func (c *conn) startWaitLAC(seq uint64, r bookiewire.WaitLAC) error {
 	if err := c.begin(); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	surplus := c.waits >= c.s.cfg.MaxWaits
-	if !surplus {
-		c.waits++
-	}
-	c.mu.Unlock()
-	if surplus {
-		c.answer("wait_lac", seq, &bookiewire.Error{Code: bookiewire.Overloaded, Detail: "too many waits on this connection"}, nil, nil)
+	if c.s.waits.Add(1) > int64(c.s.cfg.MaxWaits) {
+		c.s.waits.Add(-1)
+		c.answer("wait_lac", seq, &bookiewire.Error{Code: bookiewire.Overloaded, Detail: "too many wait for a LAC"}, nil, nil)
 		return nil
 	}
 	go func() {
 		reply, err := c.s.store.WaitLAC(c.ctx, r)
-		c.mu.Lock()
-		c.waits--
-		c.mu.Unlock()
+		c.s.waits.Add(-1)
 		c.answer("wait_lac", seq, err, nil, func(e *bookiewire.Encoder) { e.WaitLACReply(seq, reply) })
 	}()
 	return nil

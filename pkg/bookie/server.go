@@ -47,19 +47,30 @@ type ServerConfig struct {
 	// InFlightBytes is the budget of adds that are read and not yet answered. When it is used up, connections are
 	// read no further. Default 128 MiB.
 	InFlightBytes int64
-	// ReadBytes is the budget of answers to reads that are not yet written. Default 64 MiB.
+	// ReadBytes is the budget of answers to reads that are not yet written; one connection may have a quarter of it, so
+	// that a peer that does not read its answers does not stop the reads of others. Default 64 MiB.
 	ReadBytes int64
+	// FrameBytes is the budget of frames that are larger than the slabs that connections are read into, while they
+	// arrive. Default 32 MiB.
+	FrameBytes int64
 	// MaxConnections is how many connections are served at once; further ones are refused as Overloaded. Default 4096.
 	MaxConnections int
 	// MaxRequests is how many reads, fences and LACs of one connection are carried out at once; then it is read no
 	// further. Default 256.
 	MaxRequests int
-	// MaxWaits is how many WaitLAC of one connection may wait; further ones are refused as Overloaded. Default 4096.
-	MaxWaits int
+	// MaxAllRequests is how many requests of all connections are carried out at once, and MaxWaits how many WaitLAC may
+	// wait; further ones are refused as Overloaded. Default 16384 each.
+	MaxAllRequests, MaxWaits int
+	// MaxReads is how many reads ask the store at once. Default 32.
+	MaxReads int
+	// MaxAdmissions is how many ledgers' metadata are read at once. Default 64.
+	MaxAdmissions int
 	// MaxWait bounds the timeout of a WaitLAC. Default 60 s.
 	MaxWait time.Duration
 	// HandshakeTimeout is how long a new connection has for its hello. Default 5 s.
 	HandshakeTimeout time.Duration
+	// FrameTimeout is how long a frame that has begun to come may take to be complete. Default 10 s.
+	FrameTimeout time.Duration
 	// WriteTimeout is how long a peer may leave its answers unread before it is disconnected. Default 10 s.
 	WriteTimeout time.Duration
 	// MetadataTimeout is how long an add of an unknown ledger waits for its metadata. Default 5 s.
@@ -70,11 +81,16 @@ type ServerConfig struct {
 func (c ServerConfig) WithDefaults() ServerConfig {
 	setDefault(&c.InFlightBytes, 128<<20)
 	setDefault(&c.ReadBytes, 64<<20)
+	setDefault(&c.FrameBytes, 32<<20)
 	setDefault(&c.MaxConnections, 4096)
 	setDefault(&c.MaxRequests, 256)
-	setDefault(&c.MaxWaits, 4096)
+	setDefault(&c.MaxAllRequests, 16384)
+	setDefault(&c.MaxWaits, 16384)
+	setDefault(&c.MaxReads, 32)
+	setDefault(&c.MaxAdmissions, 64)
 	setDefault(&c.MaxWait, time.Minute)
 	setDefault(&c.HandshakeTimeout, 5*time.Second)
+	setDefault(&c.FrameTimeout, 10*time.Second)
 	setDefault(&c.WriteTimeout, 10*time.Second)
 	setDefault(&c.MetadataTimeout, 5*time.Second)
 	return c
@@ -105,6 +121,10 @@ type Server struct {
 	metrics  *serverMetrics
 	adds     *budget.Budget
 	reads    *budget.Budget
+	frames   *budget.Budget
+	readers  chan struct{} // a place for each read that asks the store
+	requests atomic.Int64  // carried out now, over all connections
+	waits    atomic.Int64  // WaitLAC that wait now
 	admitted *admissions
 	pool     sync.Pool // of *pendingAdd
 	slabs    *bookiewire.Slabs
@@ -130,6 +150,8 @@ func NewServer(cfg ServerConfig, me Identity, store Storage, ledgers Ledgers, lo
 	}
 	s.adds = budget.New(s.cfg.InFlightBytes)
 	s.reads = budget.New(s.cfg.ReadBytes)
+	s.frames = budget.New(s.cfg.FrameBytes)
+	s.readers = make(chan struct{}, s.cfg.MaxReads)
 	s.metrics = newServerMetrics(registerer, s.adds)
 	s.admitted = &admissions{s: s, ledgers: ledgers, waiting: make(map[entry.LedgerID][]*pendingAdd)}
 	s.slabs = bookiewire.NewSlabs(addSlab, freeSlabs)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 	"sync/atomic"
 )
 
@@ -20,7 +21,17 @@ type Reader struct {
 	off  int // start of the next frame in cur
 	end  int // end of what was read into cur
 	free chan *slab
+
+	// Kinds, if set, are the only kinds of frames that may come: another one is malformed as soon as its header is here.
+	Kinds []Kind
+	// Begun, if set, is called before Next waits for the rest of a frame that has begun to come: with 0, and when a frame
+	// needs memory of its own beyond the slabs, with its size, before more of that is taken. An error ends Next.
+	Begun func(own int) error
+	told  bool // of the frame being read
 }
+
+// firstSlab is what a stream begins with: most connections of a large cluster are idle.
+const firstSlab = 4 << 10
 
 // slab is memory shared by frames. refs counts the frames retained, and one for the reader while it reads
 // into it.
@@ -95,12 +106,22 @@ func (r *Reader) Buffered() bool {
 // io.ErrUnexpectedEOF within one, ErrMalformed (wrapped) for bytes that break the limits, or the stream's. After
 // an error the stream is of no further use.
 func (r *Reader) Next() (Frame, error) {
+	r.told = r.Begun == nil
 	if err := r.fill(HeaderSize); err != nil {
 		return Frame{}, err
 	}
 	kind, n, err := parseHeader(r.pending())
+	if err == nil && r.Kinds != nil && !slices.Contains(r.Kinds, kind) {
+		err = malformed("frame of kind %d on this connection", kind)
+	}
 	if err != nil {
 		return Frame{}, fmt.Errorf("read frame: %w", err)
+	}
+	if own := HeaderSize + n; own > r.size && len(r.pending()) < own && r.Begun != nil {
+		r.told = true
+		if err := r.Begun(own); err != nil {
+			return Frame{}, err
+		}
 	}
 	if err := r.fill(HeaderSize + n); err != nil {
 		if err == io.EOF { //nolint:errorlint // fill returns it bare
@@ -127,6 +148,12 @@ func (r *Reader) fill(n int) error {
 		if r.cur != nil && have >= n {
 			return nil
 		}
+		if have > 0 && !r.told {
+			r.told = true
+			if err := r.Begun(0); err != nil {
+				return err
+			}
+		}
 		r.makeRoom(n)
 		read, err := r.r.Read(r.cur.buf[r.end:])
 		r.end += read
@@ -146,8 +173,9 @@ func (r *Reader) fill(n int) error {
 func (r *Reader) makeRoom(n int) {
 	have := r.end - r.off
 	if r.cur != nil {
-		if have == 0 && r.cur.refs.Load() == 1 && len(r.cur.buf) == r.size {
-			// Nobody else looks at it: start over.
+		small := len(r.cur.buf) < r.size && r.end < len(r.cur.buf)
+		if have == 0 && r.cur.refs.Load() == 1 && (small || len(r.cur.buf) == r.size) {
+			// Nobody else looks at it: start over. A first one that was filled is too small for this stream.
 			r.off, r.end = 0, 0
 		}
 		if r.off+n <= len(r.cur.buf) && r.end < len(r.cur.buf) {
@@ -168,6 +196,9 @@ func (r *Reader) makeRoom(n int) {
 
 // take returns a slab for a frame of n bytes of which have are there.
 func (r *Reader) take(n, have int) *slab {
+	if r.cur == nil && n <= firstSlab && firstSlab < r.size {
+		return &slab{buf: make([]byte, firstSlab)}
+	}
 	if n <= r.size {
 		select {
 		case s := <-r.free:

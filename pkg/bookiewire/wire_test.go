@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -280,6 +281,84 @@ func TestReaderRefusesBeforeAllocating(t *testing.T) {
 		if limit := 2 * (came + 4096); len(r.cur.buf) > limit {
 			t.Fatalf("allocated %d bytes on a claim and %d bytes", len(r.cur.buf), came)
 		}
+	}
+}
+
+// drip returns one byte more at each read up to step, then the rest at once.
+type drip struct {
+	b    []byte
+	step int
+}
+
+func (d *drip) Read(b []byte) (int, error) {
+	n := len(d.b)
+	if d.step > 0 {
+		n, d.step = 1, d.step-1
+	}
+	n = copy(b, d.b[:n])
+	d.b = d.b[n:]
+	if n == 0 {
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+func TestReaderTellsOfFramesThatHaveBegun(t *testing.T) {
+	t.Parallel()
+	small := encoded(t, func(e *Encoder) { e.Ping(1) })
+	large := encoded(t, func(e *Encoder) { e.Add(1, testAdd(0, make([]byte, 100_000))) })
+	for name, c := range map[string]struct {
+		r    io.Reader
+		want []int
+	}{
+		"whole":                {bytes.NewReader(append(bytes.Clone(small), small...)), nil},
+		"in its header":        {&drip{b: small, step: 1}, []int{0}},
+		"in its body":          {&drip{b: encoded(t, func(e *Encoder) { e.AddAck(1, 2) }), step: HeaderSize}, []int{0}},
+		"larger than a slab":   {bytes.NewReader(large), []int{len(large)}},
+		"large, in its header": {&drip{b: large, step: 3}, []int{0, len(large)}},
+	} {
+		var got []int
+		r := NewReader(c.r, 8192)
+		r.Begun = func(own int) error {
+			got = append(got, own)
+			return nil
+		}
+		var err error
+		for err == nil {
+			_, err = r.Next()
+		}
+		if !errors.Is(err, io.EOF) || !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	refused := errors.New("refused")
+	r := NewReader(bytes.NewReader(large), 8192)
+	r.Begun = func(int) error { return refused }
+	if _, err := r.Next(); !errors.Is(err, refused) || len(r.cur.buf) > 8192 {
+		t.Errorf("%v, with %d bytes", err, len(r.cur.buf))
+	}
+	r = NewReader(bytes.NewReader(large[:HeaderSize]), 8192)
+	r.Kinds = []Kind{KindPing, KindRead}
+	if _, err := r.Next(); !errors.Is(err, ErrMalformed) {
+		t.Errorf("a kind that may not come: %v", err)
+	}
+}
+
+// A stream with little traffic keeps little memory; one that fills it gets more.
+func TestReaderBeginsSmall(t *testing.T) {
+	t.Parallel()
+	ping := encoded(t, func(e *Encoder) { e.Ping(1) })
+	idle := NewReader(&drip{b: bytes.Repeat(ping, 1000), step: 20_000}, 256<<10)
+	busy := NewReader(bytes.NewReader(bytes.Repeat(ping, 1000)), 256<<10)
+	for range 1000 {
+		for _, r := range []*Reader{idle, busy} {
+			if _, err := r.Next(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if len(idle.cur.buf) != firstSlab || len(busy.cur.buf) != 256<<10 {
+		t.Fatalf("%d and %d bytes", len(idle.cur.buf), len(busy.cur.buf))
 	}
 }
 

@@ -82,6 +82,14 @@ func (b *Budget) TryAcquire(n int64) bool {
 	return true
 }
 
+// Exceed takes n bytes at once, beyond the capacity if need be, and before all who wait: for bytes that turned out to be
+// held already. Others wait until the budget is within its capacity again.
+func (b *Budget) Exceed(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used += n
+}
+
 // Release gives n bytes back. Giving back more than is held is a broken assumption and panics.
 func (b *Budget) Release(n int64) {
 	b.mu.Lock()

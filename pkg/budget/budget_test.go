@@ -89,3 +89,28 @@ func TestReleasingTooMuchPanics(t *testing.T) {
 	}()
 	budget.New(10).Release(1)
 }
+
+// What turned out to be held already is counted, and paid back before anybody else gets something.
+func TestExceedIsPaidBackFirst(t *testing.T) {
+	t.Parallel()
+	b := budget.New(10)
+	if !b.TryAcquire(6) {
+		t.Fatal("not granted")
+	}
+	b.Exceed(20)
+	if b.Used() != 26 || b.TryAcquire(1) {
+		t.Fatalf("%d bytes used, and more was granted", b.Used())
+	}
+	granted := make(chan error, 1)
+	go func() { granted <- b.Acquire(t.Context(), 5) }()
+	b.Release(20)
+	select {
+	case <-granted:
+		t.Fatal("granted above the capacity")
+	default:
+	}
+	b.Release(1)
+	if err := <-granted; err != nil || b.Used() != 10 {
+		t.Fatalf("%v, %d bytes used", err, b.Used())
+	}
+}
