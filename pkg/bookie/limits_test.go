@@ -291,7 +291,9 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		const size = 4 << 20
 		var reads atomic.Int64
 		body := make([]byte, size)
+		gate := make(chan struct{})
 		store := &scriptedStore{read: func(context.Context, bookiewire.Read) (bookiewire.ReadReply, error) {
+			<-gate
 			reads.Add(1)
 			return bookiewire.ReadReply{Entries: []bookiewire.ReadEntry{{Body: body}}}, nil
 		}}
@@ -308,6 +310,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		}
 		deaf := l.dial(t, bookiewire.UseRequests)
 		ask(deaf, 100)
+		synctest.Wait() // all that are guessed to fit are on their way
+		close(gate)
 		synctest.Wait()
 		// A quarter of the budget, and as much as was under way when that turned out to be exceeded; one is being written.
 		if n := reads.Load(); n > 4+int64(cfg.MaxReads)+1 {
