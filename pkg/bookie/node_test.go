@@ -122,7 +122,8 @@ func (w *town) config(dir string) Config {
 	return Config{
 		ID: "bookie-1", DataDir: dir, Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", HTTPListen: "127.0.0.1:0",
 		Zone: "z1", HostLabel: "host-1", Version: "test",
-		Store:                ledgerstore.Config{SegmentSize: 1 << 20, CompactBytesPerSecond: -1},
+		// The disk of the machine that tests may be as full as it likes.
+		Store:                ledgerstore.Config{SegmentSize: 1 << 20, CompactBytesPerSecond: -1, LowRatio: 0.9999, HighRatio: 0.9999},
 		RegistrationInterval: 20 * time.Millisecond,
 	}
 }
@@ -335,7 +336,9 @@ func TestBookieReportsReadOnlyAndBack(t *testing.T) {
 	w := newTown(t)
 	fs := vfs.NewMem()
 	fs.SetCapacity(100 << 20)
-	b := w.start(w.config("data"), fs)
+	cfg := w.config("data")
+	cfg.Store.LowRatio, cfg.Store.HighRatio = 0.90, 0.95
+	b := w.start(cfg, fs)
 	u := b.Storage()
 	w.await(u, func(i meta.BookieInfo, ok bool) bool { return ok && i.State == meta.BookieWritable })
 	client := w.client()

@@ -700,7 +700,7 @@ func BenchmarkServerAdd(b *testing.B) {
 	for _, size := range []int{100, 1 << 10, 64 << 10} {
 		b.Run(strconv.Itoa(size), func(b *testing.B) {
 			store, err := ledgerstore.Open(b.Context(), ledgerstore.Config{
-				Dir: b.TempDir(), Cluster: me.Cluster, Storage: me.Storage, SegmentSize: 64 << 20,
+				Dir: b.TempDir(), Cluster: me.Cluster, Storage: me.Storage, SegmentSize: 64 << 20, LowRatio: 0.9999, HighRatio: 0.9999,
 			}, vfs.OS(), quiet(), prometheus.NewRegistry())
 			if err != nil {
 				b.Fatal(err)
