@@ -16,6 +16,8 @@ const (
 	// all reach etcd would pass a bundle to and fro.
 	suspicionPause    = 5 * time.Second
 	suspicionPauseMax = time.Minute
+	// mutualSilence is longer than it takes two brokers that stop hearing each other to suspect one another, both of them.
+	mutualSilence = time.Second
 	// retryPause lies between two attempts of any kind on one bundle.
 	retryPause = 100 * time.Millisecond
 	// standInAfter is how long a bundle may stay without an owner before the next in the order of preference takes
@@ -43,8 +45,10 @@ type Core struct {
 type brokerState struct {
 	life      Life // of its registration, which is in etcd
 	draining  bool
-	suspect   bool   // its pings go unanswered, or its port refuses connections
-	suspectAt uint64 // the event of the latest evidence of that
+	suspect   bool          // its pings go unanswered, or its port refuses connections
+	suspectAt uint64        // the event of the latest evidence of that
+	refused   bool          // that evidence is a refused connection, not silence
+	suspected time.Duration // when
 }
 
 type phase uint8
@@ -67,6 +71,9 @@ type bundleState struct {
 	// movedAt is the event by which owner got the bundle: a broker that takes a bundle lives, whatever was suspected of
 	// it before.
 	movedAt uint64
+	// lost tells that it was taken from us, and lostAt when.
+	lost   bool
+	lostAt time.Duration
 	// missingSince is when the bundle was first found to be needed and without an owner, if missing is set.
 	missing      bool
 	missingSince time.Duration
@@ -108,7 +115,7 @@ func (c *Core) Step(e Event) []Action {
 		c.decideAll()
 	case Suspected:
 		if b, ok := c.brokers[e.ID]; ok && b.life == e.Life && (!b.suspect || e.Refused) {
-			b.suspect, b.suspectAt = true, c.seq
+			b.suspect, b.suspectAt, b.refused, b.suspected = true, c.seq, e.Refused, c.now
 			c.brokers[e.ID] = b
 			c.decideAll()
 		}
@@ -258,7 +265,7 @@ func (c *Core) takeDone(e Taken) {
 		b.pause = min(max(2*b.pause, suspicionPause), suspicionPauseMax)
 		b.lastTaken = c.now
 	}
-	b.phase, b.heldEpoch, b.wanted, b.known, b.missing = held, e.Epoch, false, true, false
+	b.phase, b.heldEpoch, b.wanted, b.known, b.missing, b.lost = held, e.Epoch, false, true, false, false
 	if e.Rev > b.rev {
 		b.rev, b.owner, b.epoch = e.Rev, c.self, e.Epoch
 	}
@@ -308,6 +315,9 @@ func (c *Core) stopDone(e Stopped) {
 
 func (c *Core) stop(id meta.BundleID, b *bundleState, why Reason, release bool) {
 	b.phase, b.release = stopping, release
+	if why == ReasonReplaced || why == ReasonFenced {
+		b.lost, b.lostAt = true, c.now
+	}
 	c.act(Stop{Bundle: id, Epoch: b.heldEpoch, Reason: why, Next: c.successor(id, b)})
 }
 
@@ -373,6 +383,10 @@ func (c *Core) shouldTake(id meta.BundleID, b *bundleState) bool {
 			return false
 		case owner.suspectAt < b.movedAt:
 			return false // it took the bundle after it was suspected: it reaches etcd, if not us. Its lease tells
+		case b.lost && !owner.refused && owner.suspected-b.lostAt < mutualSilence:
+			// It took the bundle from us because it does not hear us, and that is why we do not hear it. Taking it back
+			// would leave it where nobody may reach it. Its lease tells.
+			return false
 		case b.pause != 0 && c.now-b.lastTaken < b.pause:
 			return false
 		}

@@ -120,6 +120,26 @@ func TestAnOwnerThatTookTheBundleWhileSuspectIsLeftInPlace(t *testing.T) {
 	expect(t, step(c, ownership.Suspected{ID: "other"}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 3})
 }
 
+// Two brokers stop hearing each other, and reach etcd: the one that takes the bundle keeps it, whichever of them
+// notices first.
+func TestABundleIsNotTakenBackFromWhoDoesNotHearUs(t *testing.T) {
+	t.Parallel()
+	c := holding(t, "other")
+	replaced := ownership.Stop{Bundle: bundle, Epoch: 7, Reason: ownership.ReasonReplaced, Next: "other"}
+	expect(t, step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 8, Rev: 11}), replaced)
+	c.Step(ownership.Stopped{Bundle: bundle})
+	c.At(300 * time.Millisecond)
+	expect(t, step(c, ownership.Suspected{ID: "other"}, ownership.Tick{Now: time.Minute}))
+	// A refused connection says that it is gone, and so does silence that began later.
+	expect(t, step(c, ownership.Suspected{ID: "other", Refused: true}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 8})
+
+	c = holding(t, "other")
+	expect(t, step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 8, Rev: 11}), replaced)
+	c.Step(ownership.Stopped{Bundle: bundle})
+	c.Step(ownership.Tick{Now: 2 * time.Second})
+	expect(t, step(c, ownership.Suspected{ID: "other"}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 8})
+}
+
 func TestWhatIsSaidOfAnEarlierLifeDoesNotCount(t *testing.T) {
 	t.Parallel()
 	c := newCore()
