@@ -2,6 +2,7 @@ package ledger_test
 
 import (
 	"flag"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -12,6 +13,7 @@ var defaultSeeds uint64 = 2000
 var (
 	simSeeds = flag.Uint64("sim.seeds", 0, "how many seeds the simulation runs; 0: 2000, with the race detector 200")
 	simSeed  = flag.Uint64("sim.seed", 0, "run one seed of the simulation, and print what happens")
+	simCount = flag.Bool("sim.count", false, "go on after a seed that fails, and print how many do: to see what finds a fault that was planted")
 )
 
 // TestSimulation runs the cores against bookies, metadata and repair that delay, reorder, lose and fail, and checks the
@@ -34,27 +36,58 @@ func TestSimulation(t *testing.T) {
 	}
 	const shards = 4
 	var total [shards]tally
+	var failed [shards]map[string]int
 	t.Run("shards", func(t *testing.T) {
 		for shard := range uint64(shards) {
+			failed[shard] = map[string]int{}
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
 				for seed := 1 + shard; seed <= seeds; seed += shards {
-					s := newSim(seed)
-					if err := s.run(); err != nil {
+					s, err := runSim(seed)
+					switch {
+					case err == nil:
+						total[shard].add(s)
+					case *simCount:
+						kind, _, _ := strings.Cut(err.Error(), ":")
+						failed[shard][kind]++
+					default:
 						t.Fatalf("seed %d %+v: %v", seed, s.r, err)
 					}
-					total[shard].add(s)
 				}
 			})
 		}
 	})
+	if *simCount {
+		kinds, n := map[string]int{}, 0
+		for _, f := range failed {
+			for kind, k := range f {
+				kinds[kind] += k
+				n += k
+			}
+		}
+		t.Logf("%d of %d seeds fail: %v", n, seeds, kinds)
+		if n > 0 {
+			t.FailNow()
+		}
+	}
 	var sum tally
 	for _, k := range total {
 		sum.merge(k)
 	}
 	t.Logf("%+v", sum)
 	// A simulation in which nothing happens proves nothing.
-	if sum.Changes == 0 || sum.Pulled == 0 || sum.Recovered == 0 || sum.Closed == 0 || sum.Repairs == 0 || sum.All == 0 || sum.Dropped == 0 {
+	if sum.Changes == 0 || sum.Pulled == 0 || sum.Recovered == 0 || sum.Closed == 0 || sum.Repairs == 0 || sum.All == 0 || sum.Dropped == 0 || sum.LostWrites == 0 {
 		t.Errorf("some story never happened: %+v", sum)
 	}
+}
+
+// runSim runs a seed. What the cores assert is a failure like another.
+func runSim(seed uint64) (s *sim, err error) {
+	s = newSim(seed)
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return s, s.run()
 }
