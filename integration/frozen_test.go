@@ -119,7 +119,16 @@ func frozenOwner(t *testing.T, deaf bool) {
 	w.check(stream.Send(&brokerv1.PublishRequest{Kind: &brokerv1.PublishRequest_Batch{
 		Batch: &brokerv1.Batch{Frame: frameOf("late", 0, []byte("written by a zombie"))},
 	}}))
-	w.throughout(leaseTTL+time.Second, "the heir serves", func() bool { return heir.Running() })
+	woken := time.Now().Add(leaseTTL + time.Second)
+	if deaf { // fences outlive the processes that stored them
+		for _, p := range w.c.Bookies {
+			w.check(p.Kill())
+			w.check(p.Start(w.ctx))
+			w.more(run, 200)
+		}
+	}
+	w.until("its lease has run out", func() bool { return time.Now().After(woken) })
+	refused := w.fencedAdds()
 	w.check(zombie.Resume())
 	for {
 		answer, err := stream.Recv()
@@ -131,6 +140,9 @@ func frozenOwner(t *testing.T, deaf bool) {
 			t.Fatalf("the zombie acknowledged a message: %v", answer)
 		}
 	}
+	if deaf && w.fencedAdds() == refused {
+		t.Error("the zombie did not try to write, so nothing has refused it")
+	}
 	w.more(run, 1000)
 	line.heal()
 	if w.owner() != heir {
@@ -138,6 +150,15 @@ func frozenOwner(t *testing.T, deaf bool) {
 	}
 	w.until("the former owner serves again", func() bool { return zombie.WaitReady(w.ctx) == nil })
 	w.finish(run)
+}
+
+// fencedAdds counts the writes that bookies have refused because the ledger has a newer owner.
+func (w *town) fencedAdds() (n float64) {
+	w.Helper()
+	for _, p := range w.c.Bookies {
+		n += w.metric(p, `penstock_bookie_adds_total{code="Fenced"}`)
+	}
+	return n
 }
 
 // The owner is cut off from etcd and from nothing else. It goes on until it is fenced; then another serves, and it comes

@@ -1,4 +1,4 @@
-//go:build linux && !nomount
+//go:build linux && !noroot
 
 package integration
 
@@ -15,13 +15,13 @@ import (
 	"github.com/penstock-mq/penstock/pkg/workload/process"
 )
 
-// smallDisk mounts a volume of its own for one bookie. That needs root; without it, `go test -tags nomount` builds these
+// smallDisk mounts a volume of its own for one bookie. That needs root; without it, `go test -tags noroot` builds these
 // tests without the one that mounts.
 func smallDisk(t *testing.T, megabytes string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+megabytes+"m"); err != nil {
-		t.Fatalf("mount a small volume: %v: this test needs root; `go test -tags nomount` leaves it out", err)
+		t.Fatalf("mount a small volume: %v: this test needs root; `go test -tags noroot` leaves it out", err)
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -71,7 +71,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	w := settle(t, process.Config{
 		BookieDir:  func(i int) string { return filepath.Join(dirs[i], "data") },
-		BookieArgs: []string{"--segment-mib", "2"},
+		BookieArgs: []string{"--segment-mib", "2", "--low-watermark", "0.9", "--high-watermark", "0.95"},
 	})
 	run := w.load(nil)
 	hasty := w.load(func(c *workload.Config) { c.Topic, c.Timeout, c.Rate = "hasty", time.Second, 100 })

@@ -42,7 +42,8 @@ func prepare(t *testing.T, cfg process.Config) *town {
 		cfg.Brokers = 2
 	}
 	// Small segments and ledgers make many of them; without housekeeping, what was consumed is still there to be read again.
-	cfg.BookieArgs = append([]string{"--segment-mib", "16"}, cfg.BookieArgs...)
+	// How full this machine's disk is must not matter.
+	cfg.BookieArgs = append([]string{"--segment-mib", "16", "--low-watermark", "0.98", "--high-watermark", "0.99"}, cfg.BookieArgs...)
 	cfg.BrokerArgs = append([]string{"--roll-mib", "1", "--housekeeping-interval", "1h"}, cfg.BrokerArgs...)
 	c, err := process.New(ctx, cfg)
 	if err != nil {
@@ -176,13 +177,20 @@ func (w *town) owner() *process.Process { w.Helper(); return w.ownerOf(topic) }
 // ownerOf asks the topic's owner, as often as it takes, which broker that is.
 func (w *town) ownerOf(topic string) *process.Process {
 	w.Helper()
+	p, _ := w.served(topic)
+	return p
+}
+
+// served tells which broker serves a topic, and under which epoch.
+func (w *town) served(topic string) (by *process.Process, epoch uint64) {
+	w.Helper()
 	t, err := w.client.Admin().DescribeTopic(w.ctx, &brokerv1.DescribeTopicRequest{Topic: topic})
 	w.check(err)
 	p := w.c.Broker(t.GetBrokerUrl())
 	if p == nil {
 		w.Fatal("the topic's owner is none of this town's brokers")
 	}
-	return p
+	return p, t.GetEpoch()
 }
 
 // openLedger returns the ledger that the topic is being written to, and its bookies.

@@ -1,4 +1,4 @@
-//go:build linux && !nomount
+//go:build linux && !noroot
 
 package integration
 
@@ -49,7 +49,7 @@ func newDisk(t *testing.T, megabytes int64) *disk {
 func (d *disk) run(program string, args ...string) {
 	d.Helper()
 	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
-		d.Fatalf("%s: %v: %s: this test needs root; `go test -tags nomount` leaves it out", program, err, out)
+		d.Fatalf("%s: %v: %s: this test needs root; `go test -tags noroot` leaves it out", program, err, out)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,9 @@ type Config struct {
 	BookieFlags func(index int) []string
 	// BookieDir, when set, places the data of a bookie; "" keeps the default place.
 	BookieDir func(index int) string
+	// Place, when set, says where a process, by its name, runs: the address of its host, and the command that starts a
+	// program there, nil for none. It is the loopback interface otherwise.
+	Place func(name string) (host string, command []string)
 	// BrokerEtcd, when set, gives the etcd endpoints that a broker is told; nil keeps the real ones.
 	BrokerEtcd func(index int, endpoints []string) []string
 }
@@ -80,35 +84,46 @@ func New(ctx context.Context, cfg Config) (*Cluster, error) {
 }
 
 func (c *Cluster) process(cfg Config, program, name, addr, http string, args ...string) *Process {
-	return &Process{
+	p := &Process{
 		Name: name, Addr: addr, HTTP: http, Log: filepath.Join(cfg.Dir, "logs", name+".log"),
 		spawn: c.spawn, program: filepath.Join(cfg.Programs, program), args: args, ready: "http://" + http + "/readyz",
 	}
+	if cfg.Place != nil {
+		_, p.command = cfg.Place(name)
+	}
+	return p
 }
 
-func addrs(ctx context.Context, n int) ([]string, error) {
-	var out []string
-	for range n {
-		a, err := freeAddr(ctx)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, a)
+// addrs returns the host of a process, and addresses there.
+func (cfg Config) addrs(ctx context.Context, name string, n int) (host string, out []string, err error) {
+	host = loopback
+	if cfg.Place != nil {
+		host, _ = cfg.Place(name)
 	}
-	return out, nil
+	for range n {
+		port, err := freePort(ctx)
+		if err != nil {
+			return "", nil, err
+		}
+		out = append(out, net.JoinHostPort(host, port))
+	}
+	return host, out, nil
 }
 
 func (c *Cluster) addEtcds(ctx context.Context, cfg Config, n int) error {
-	a, err := addrs(ctx, 2*n)
-	if err != nil {
-		return err
-	}
 	var members []string
+	var a [][]string
 	for i := range n {
-		members = append(members, fmt.Sprintf("etcd-%d=http://%s", i+1, a[2*i+1]))
+		name := fmt.Sprintf("etcd-%d", i+1)
+		_, its, err := cfg.addrs(ctx, name, 2)
+		if err != nil {
+			return err
+		}
+		a = append(a, its)
+		members = append(members, fmt.Sprintf("%s=http://%s", name, its[1]))
 	}
 	for i := range n {
-		name, client, peer := fmt.Sprintf("etcd-%d", i+1), a[2*i], a[2*i+1]
+		name, client, peer := fmt.Sprintf("etcd-%d", i+1), a[i][0], a[i][1]
 		p := c.process(cfg, "etcd", name, client, client,
 			"--name", name, "--data-dir", filepath.Join(cfg.Dir, name),
 			"--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
@@ -123,11 +138,11 @@ func (c *Cluster) addEtcds(ctx context.Context, cfg Config, n int) error {
 
 func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
 	for i := range n {
-		a, err := addrs(ctx, 3)
+		name := fmt.Sprintf("bookie-%d", i+1)
+		host, a, err := cfg.addrs(ctx, name, 3)
 		if err != nil {
 			return err
 		}
-		name := fmt.Sprintf("bookie-%d", i+1)
 		dir := filepath.Join(cfg.Dir, name)
 		if cfg.BookieDir != nil {
 			if d := cfg.BookieDir(i); d != "" {
@@ -136,7 +151,7 @@ func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
 		}
 		args := []string{
 			"--bookie-id", name, "--host-label", name, "--data-dir", dir, "--etcd", strings.Join(c.Endpoints(), ","),
-			"--listen", a[0], "--grpc-listen", a[1], "--http", a[2], "--advertise", "127.0.0.1",
+			"--listen", a[0], "--grpc-listen", a[1], "--http", a[2], "--advertise", host,
 		}
 		args = append(args, cfg.BookieArgs...)
 		if cfg.BookieFlags != nil {
@@ -151,7 +166,8 @@ func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
 
 func (c *Cluster) addBrokers(ctx context.Context, cfg Config, n int) error {
 	for i := range n {
-		a, err := addrs(ctx, 2)
+		name := fmt.Sprintf("broker-%d", i+1)
+		host, a, err := cfg.addrs(ctx, name, 2)
 		if err != nil {
 			return err
 		}
@@ -161,9 +177,8 @@ func (c *Cluster) addBrokers(ctx context.Context, cfg Config, n int) error {
 				endpoints = e
 			}
 		}
-		name := fmt.Sprintf("broker-%d", i+1)
 		args := []string{
-			"--broker-id", name, "--etcd", strings.Join(endpoints, ","), "--listen", a[0], "--http", a[1], "--advertise", "127.0.0.1",
+			"--broker-id", name, "--etcd", strings.Join(endpoints, ","), "--listen", a[0], "--http", a[1], "--advertise", host,
 		}
 		c.Brokers = append(c.Brokers, c.process(cfg, "broker", name, a[0], a[1], append(args, cfg.BrokerArgs...)...))
 	}

@@ -22,8 +22,11 @@ const (
 	portTries   = 1000
 )
 
-// freeAddr returns a loopback address that nothing listens on, and that this program did not hand out before.
-func freeAddr(ctx context.Context) (string, error) {
+const loopback = "127.0.0.1"
+
+// freePort returns a port that nothing listens on, on the loopback interface, and that this program did not hand out
+// before.
+func freePort(ctx context.Context) (string, error) {
 	ports.mu.Lock()
 	defer ports.mu.Unlock()
 	if ports.given == nil {
@@ -34,8 +37,8 @@ func freeAddr(ctx context.Context) (string, error) {
 		if ports.given[port] {
 			continue
 		}
-		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+		text := strconv.Itoa(port)
+		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(loopback, text))
 		if err != nil {
 			continue
 		}
@@ -43,7 +46,7 @@ func freeAddr(ctx context.Context) (string, error) {
 			continue
 		}
 		ports.given[port] = true
-		return addr, nil
+		return text, nil
 	}
 	return "", errors.New("no free port on the loopback interface")
 }

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,6 +29,7 @@ type Process struct {
 	Log string
 
 	spawn   *spawner
+	command []string // starts the program elsewhere
 	program string
 	args    []string
 	env     []string // added to the surroundings'
@@ -56,8 +58,9 @@ func (p *Process) Launch() error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
-	defer out.Close()                         // the process has its own
-	cmd := exec.Command(p.program, p.args...) //nolint:gosec,noctx // programs of this project; the cluster ends them
+	defer out.Close() // the process has its own
+	line := slices.Concat(p.command, []string{p.program}, p.args)
+	cmd := exec.Command(line[0], line[1:]...) //nolint:gosec,noctx // programs of this project; the cluster ends them
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.Env = append(environment(), p.env...)
 	if err := p.spawn.start(cmd); err != nil {
@@ -96,8 +99,12 @@ func (p *Process) WaitReady(ctx context.Context) error {
 	exited := p.Exited()
 	var last error
 	for {
-		if last = p.probe(ctx); last == nil {
+		err := p.probe(ctx)
+		if err == nil {
 			return nil
+		}
+		if last == nil || ctx.Err() == nil { // what it said before ctx ended tells more
+			last = err
 		}
 		select {
 		case <-exited:

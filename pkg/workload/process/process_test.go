@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -98,7 +97,7 @@ func TestStartFails(t *testing.T) {
 	p = shell(t, "sleep 100", func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "warming up", http.StatusServiceUnavailable)
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := p.Start(ctx); err == nil || !strings.Contains(err.Error(), "warming up") {
 		t.Fatalf("%v", err)
@@ -158,17 +157,14 @@ func TestNeedsPrograms(t *testing.T) {
 func TestPortsAndEnvironment(t *testing.T) {
 	seen := make(map[string]bool)
 	for range 100 {
-		a, err := freeAddr(t.Context())
+		p, err := freePort(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if seen[a] {
-			t.Fatalf("%s twice", a)
+		if seen[p] {
+			t.Fatalf("%s twice", p)
 		}
-		seen[a] = true
-		if _, _, err := net.SplitHostPort(a); err != nil {
-			t.Fatal(err)
-		}
+		seen[p] = true
 	}
 	t.Setenv("PENSTOCK_CLUSTER", "production")
 	for _, v := range environment() {
