@@ -323,6 +323,58 @@ func TestClientNoticesSilence(t *testing.T) {
 	})
 }
 
+// A bookie that stands still does not take what is sent to it either, and is noticed all the same.
+func TestClientNoticesSilenceWhileItWrites(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDialer(t)
+		c := newClient(d, Config{})
+		defer c.Close()
+		b := FakeUUID(1)
+		answer := make(chan error, 1)
+		start := time.Now()
+		c.Add(b, makeAdd(0, "x"), func(err error) { answer <- err })
+		d.accept(b) // and reads nothing any more
+		if err := <-answer; code(err) != bookiewire.Disconnected {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took < 5*time.Second || took > 8*time.Second {
+			t.Fatalf("given up after %v", took)
+		}
+	})
+}
+
+// A long answer that is on its way is no silence.
+func TestClientWaitsForAnAnswerThatComesSlowly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDialer(t)
+		c := newClient(d, Config{})
+		defer c.Close()
+		b := FakeUUID(1)
+		got := make(chan error, 1)
+		c.Read(t.Context(), b, bookiewire.Read{Ledger: 1, Stride: 1, MaxEntries: 1}, func(_ bookiewire.ReadReply, err error) { got <- err })
+		p := d.accept(b)
+		f := p.next()
+		var e bookiewire.Encoder
+		e.ReadReply(f.Seq, bookiewire.ReadReply{Entries: []bookiewire.ReadEntry{{Body: make([]byte, 80)}}})
+		var reply bytes.Buffer
+		if _, err := e.WriteTo(&reply); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.Copy(io.Discard, p.conn) }() // pings, should there be any
+		for reply.Len() > 0 {
+			time.Sleep(9 * time.Second / 128)
+			if _, err := p.conn.Write(reply.Next(1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 func TestClientLateRequestFailsAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -212,6 +212,15 @@ func (f *Fake) Corrupt(b entry.StorageUUID, l entry.LedgerID, e entry.EntryID) {
 	})
 }
 
+// Mend undoes Corrupt.
+func (f *Fake) Mend(b entry.StorageUUID, l entry.LedgerID, e entry.EntryID) {
+	f.onNode(b, func(n *fakeBookie) {
+		if led := n.ledgers[l]; led != nil && led.entries[e] != nil {
+			led.entries[e].corrupt = false
+		}
+	})
+}
+
 // Delete removes a ledger as garbage collection does: an Add admitted before is refused.
 func (f *Fake) Delete(b entry.StorageUUID, l entry.LedgerID) {
 	f.onNode(b, func(n *fakeBookie) {

@@ -155,31 +155,42 @@ func (l *link) shakeHands(conn net.Conn) (bookiewire.Welcome, error) {
 // errClosed is why a connection ends when the client is closed.
 var errClosed = errors.New("client is closed")
 
+// pulse is when a connection was last heard of.
+type pulse struct {
+	net.Conn
+	start time.Time
+	heard atomic.Int64 // nanoseconds since start
+}
+
+// Read notes each byte that comes: a long answer on its way is a sign of life, too.
+func (p *pulse) Read(b []byte) (int, error) {
+	n, err := p.Conn.Read(b)
+	if n > 0 {
+		p.heard.Store(int64(time.Since(p.start)))
+	}
+	return n, err
+}
+
 // serve sends what is queued and hands over answers until the connection breaks. It reports whether the bookie
 // answered anything, and why it ended. When it returns, nobody looks at the bodies in flight any more.
 func (l *link) serve(ctx context.Context, conn net.Conn) (answered bool, cause error) {
-	var heard atomic.Int64 // when something was read last: nanoseconds since start
-	start := time.Now()
-	var frames atomic.Bool
+	p := &pulse{Conn: conn, start: time.Now()}
+	var frames, ping atomic.Bool
 	readErr := make(chan error, 1)
-	go func() {
-		readErr <- l.receive(conn, func() {
-			frames.Store(true)
-			heard.Store(int64(time.Since(start)))
-		})
-	}()
+	go func() { readErr <- l.receive(p, &frames) }()
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	ticker := time.NewTicker(l.c.cfg.PingInterval)
-	defer ticker.Stop()
+	ended, gaveUp := make(chan struct{}), make(chan error, 1)
+	go func() { gaveUp <- l.watch(p, &ping, ended) }()
 
 	var e bookiewire.Encoder
-	waiting := time.Duration(-1) // since when answers are awaited, since start; -1: none are
 	for cause == nil {
-		now := time.Now()
-		for cause == nil && l.ex.encode(&e, now) {
+		if ping.Swap(false) {
+			e.Ping(0)
 			cause = l.write(conn, &e)
-			now = time.Now()
+		}
+		for cause == nil && l.ex.encode(&e, time.Now()) {
+			cause = l.write(conn, &e)
 		}
 		if cause != nil {
 			break
@@ -189,34 +200,58 @@ func (l *link) serve(ctx context.Context, conn net.Conn) (answered bool, cause e
 		case err := <-readErr:
 			readErr <- err
 			cause = err
-		case now := <-ticker.C:
-			since := now.Sub(start)
-			switch {
-			case l.ex.empty():
-				waiting = -1
-			case waiting < 0:
-				waiting = since
-			default:
-				silent := since - max(waiting, time.Duration(heard.Load()))
-				if silent >= l.c.cfg.SilenceTimeout {
-					cause = fmt.Errorf("silent for %v", silent.Round(time.Millisecond))
-				} else if silent >= l.c.cfg.PingInterval {
-					e.Ping(0)
-					cause = l.write(conn, &e)
-				}
-			}
-			if err := l.ex.overdue(now); err != nil {
-				cause = err
-			}
 		}
 	}
+	close(ended)
 	_ = conn.Close()
-	if err := <-readErr; ctx.Err() != nil {
+	err, verdict := <-readErr, <-gaveUp
+	switch {
+	case ctx.Err() != nil:
 		cause = errClosed
-	} else if errors.Is(cause, net.ErrClosed) || errors.Is(err, bookiewire.ErrMalformed) {
+	case verdict != nil:
+		cause = verdict
+	case errors.Is(cause, net.ErrClosed), errors.Is(err, bookiewire.ErrMalformed):
 		cause = err
 	}
 	return frames.Load(), cause
+}
+
+// watch looks after a connection until it has ended: asks for a sign of life while answers are awaited and nothing
+// comes, and breaks it, saying why, when that has been in vain or an answer is late. It has a goroutine of its own
+// because a peer that stands still also stops the one that writes.
+func (l *link) watch(p *pulse, ping *atomic.Bool, ended <-chan struct{}) error {
+	ticker := time.NewTicker(l.c.cfg.PingInterval)
+	defer ticker.Stop()
+	waiting := time.Duration(-1) // since when answers are awaited, since start; -1: none are
+	for {
+		var now time.Time
+		select {
+		case <-ended:
+			return nil
+		case now = <-ticker.C:
+		}
+		since := now.Sub(p.start)
+		switch {
+		case l.ex.empty():
+			waiting = -1
+		case waiting < 0:
+			waiting = since
+		default:
+			silent := since - max(waiting, time.Duration(p.heard.Load()))
+			if silent >= l.c.cfg.SilenceTimeout {
+				_ = p.Close()
+				return fmt.Errorf("silent for %v", silent.Round(time.Millisecond))
+			}
+			if silent >= l.c.cfg.PingInterval {
+				ping.Store(true)
+				wake(l.wake)
+			}
+		}
+		if err := l.ex.overdue(now); err != nil {
+			_ = p.Close()
+			return err
+		}
+	}
 }
 
 func (l *link) write(conn net.Conn, e *bookiewire.Encoder) error {
@@ -229,7 +264,7 @@ func (l *link) write(conn net.Conn, e *bookiewire.Encoder) error {
 }
 
 // receive reads frames until the stream breaks.
-func (l *link) receive(conn net.Conn, heard func()) error {
+func (l *link) receive(conn net.Conn, answered *atomic.Bool) error {
 	slab := addSlab
 	if l.use == bookiewire.UseRequests {
 		slab = replySlab
@@ -238,9 +273,7 @@ func (l *link) receive(conn net.Conn, heard func()) error {
 	for {
 		f, err := r.Next()
 		if err == nil {
-			if !r.Buffered() {
-				heard()
-			}
+			answered.Store(true)
 			if f.Kind == bookiewire.KindPong {
 				err = f.Empty()
 			} else {
