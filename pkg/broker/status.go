@@ -68,25 +68,35 @@ func codeOf(err error) (code brokerv1.Code, retryable bool) {
 		busy     *dispatch.BusyError
 		corrupt  *cursor.CorruptError
 		damaged  *statelog.DamagedError
+		missing  *statelog.UnreadableError
 		few      *chain.NotEnoughBookiesError
 		add      *ledger.AppendError
 	)
 	switch {
 	case errors.As(err, &own):
-		return own.code, own.code == brokerv1.Code_CODE_UNAVAILABLE || own.code == brokerv1.Code_CODE_OVERLOADED
+		switch own.code {
+		case brokerv1.Code_CODE_UNAVAILABLE, brokerv1.Code_CODE_OVERLOADED, brokerv1.Code_CODE_SUBSCRIPTION_MOVED:
+			return own.code, true
+		default:
+			return own.code, false
+		}
 	case errors.As(err, &moved):
 		return brokerv1.Code_CODE_NOT_OWNER, true
 	case errors.As(err, &badName), errors.As(err, &badFrame), errors.Is(err, meta.ErrInvalid),
 		errors.Is(err, cursor.ErrBeyondEnd), errors.Is(err, topic.ErrSequenceOverlap):
 		return brokerv1.Code_CODE_INVALID, false
-	case errors.As(err, &busy), errors.Is(err, meta.ErrExists), errors.Is(err, cursor.ErrStaleGeneration):
+	case errors.As(err, &busy), errors.Is(err, meta.ErrExists):
 		return brokerv1.Code_CODE_CONFLICT, false
+	case errors.Is(err, cursor.ErrStaleGeneration):
+		return brokerv1.Code_CODE_SUBSCRIPTION_MOVED, false
 	case errors.As(err, &corrupt), errors.As(err, &damaged):
 		return brokerv1.Code_CODE_INTERNAL, false
 	case errors.Is(err, topic.ErrProducerFenced):
 		return brokerv1.Code_CODE_FENCED, false
-	case errors.As(err, &few), errors.Is(err, topic.ErrProducerReplaced), errors.Is(err, topic.ErrSequenceGap), errors.Is(err, topic.ErrUnavailable):
+	case errors.As(err, &missing), errors.As(err, &few), errors.Is(err, topic.ErrProducerReplaced), errors.Is(err, topic.ErrSequenceGap), errors.Is(err, topic.ErrUnavailable):
 		return brokerv1.Code_CODE_UNAVAILABLE, true
+	case errors.Is(err, topic.ErrCopiesUnknown): // it stays so, however often it is sent
+		return brokerv1.Code_CODE_OUTCOME_UNKNOWN, false
 	case errors.As(err, &add):
 		if add.Outcome == ledger.Unknown {
 			return brokerv1.Code_CODE_OUTCOME_UNKNOWN, true
@@ -127,6 +137,8 @@ var grpcCodes = map[brokerv1.Code]codes.Code{
 	brokerv1.Code_CODE_INTERNAL:         codes.Internal,
 	brokerv1.Code_CODE_DENIED:           codes.PermissionDenied,
 	brokerv1.Code_CODE_REFUSED:          codes.FailedPrecondition,
+
+	brokerv1.Code_CODE_SUBSCRIPTION_MOVED: codes.Aborted,
 }
 
 // statusError turns an error into a gRPC status that carries our own code, and where to go, as details. nil stays nil.

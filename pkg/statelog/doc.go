@@ -23,4 +23,9 @@
 // Each record has checksums of its own beside those of the entry. A damaged value fails the [Log.Load] of its owner
 // with a *[DamagedError], and nobody else's. It is never dropped, and the ledger that holds it is kept, until the record
 // is superseded or its owner deleted.
+//
+// Each entry names the owners of the one before. So an entry that no bookie gives fails the loads of those with an
+// *[UnreadableError], and nobody else's; each such load tries to read it again, and once that succeeds nothing is
+// missing. Until then the log goes on, but is not shortened. If the entry after it is missing too, or there is none, nothing
+// tells whose state it holds: then the log is not opened, which is worth retrying.
 package statelog

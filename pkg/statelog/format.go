@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 )
@@ -25,7 +26,55 @@ const (
 	opPut op = iota
 	opDelete
 	opDeleteOwner
+	// opBefore names the owners of the entry before: its value is their hashes. So one that cannot be read is charged to
+	// those, and to nobody else.
+	opBefore
 )
+
+// beforeOwner fills the owner of an opBefore.
+const beforeOwner = "-"
+
+// hashOf is how an opBefore names an owner: FNV-1a. Two owners of one hash are refused together, which does no harm.
+func hashOf(owner string) uint64 {
+	h := uint64(14695981039346656037)
+	for i := range len(owner) {
+		h = (h ^ uint64(owner[i])) * 1099511628211
+	}
+	return h
+}
+
+// appendBefore appends an opBefore.
+func appendBefore(b []byte, owners []uint64) []byte {
+	value := make([]byte, 0, 8*len(owners))
+	for _, h := range owners {
+		value = binary.BigEndian.AppendUint64(value, h)
+	}
+	return appendRecord(b, opBefore, 0, beforeOwner, nil, value)
+}
+
+// ownersOf returns the hashes of an entry's owners, in order, and those that it names of the entry before; false if it
+// names none, or its damage leaves that open.
+func ownersOf(body []byte) (own, before []uint64, named bool) {
+	err := eachRecord(body, func(_ int32, r *stored) error {
+		switch {
+		case r.op != opBefore:
+			own = append(own, hashOf(r.owner))
+		case r.bad == nil && len(r.value)%8 == 0:
+			named = true
+			for v := r.value; len(v) > 0; v = v[8:] {
+				before = append(before, binary.BigEndian.Uint64(v))
+			}
+		}
+		return nil
+	})
+	return compact(own), before, named && err == nil
+}
+
+// compact sorts hashes and leaves out what is there twice.
+func compact(h []uint64) []uint64 {
+	slices.Sort(h)
+	return slices.Compact(h)
+}
 
 // header is the start of an entry.
 type header struct {
@@ -142,7 +191,7 @@ func parseRecord(b []byte) (stored, int, error) {
 		return stored{}, 0, &FormatError{"checksum of a record's head does not match"}
 	}
 	ownerLen := int(binary.BigEndian.Uint16(head[2:]))
-	if head[0] > byte(opDeleteOwner) || ownerLen == 0 || ownerLen > MaxOwner || minHead+ownerLen > len(head) {
+	if head[0] > byte(opBefore) || ownerLen == 0 || ownerLen > MaxOwner || minHead+ownerLen > len(head) {
 		return stored{}, 0, &FormatError{fmt.Sprintf("operation %d, owner of %d bytes in a head of %d", head[0], ownerLen, len(head))}
 	}
 	size := recordHeaderSize + int(headLen) + int(valueLen)

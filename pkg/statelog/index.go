@@ -70,6 +70,9 @@ func itemName(kind uint8, key []byte) string {
 
 // apply notes a record that is stored at a position.
 func (x *Index) apply(at entry.Position, r *stored) {
+	if r.op == opBefore {
+		return
+	}
 	if r.op == opDeleteOwner {
 		if o := x.owners[r.owner]; o != nil {
 			for _, it := range o.items {

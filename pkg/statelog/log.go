@@ -30,18 +30,17 @@ type Log struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu        sync.Mutex
-	index     *Index
+	mu sync.Mutex
+	state
 	next      entry.Offset // number of the next entry
 	gathering *batch
 	queue     []*batch // full, not yet handed to the chain
 	inFlight  int
 	failing   bool
 	err       error
-	total     int64 // bytes of entries in the chain
-	sizes     map[entry.LedgerID]int64
 	unstored  int64     // bytes of records on their way there
-	doubt     error     // damage that belongs to an unknown owner
+	before    []uint64  // owners of the entry that was handed to the chain last
+	rebuild   *rebuild  // under way; nil: none is
 	rewriting bool      // a goroutine rewrites
 	stuck     bool      // … and met damage; until something is superseded
 	notBefore time.Time // … or failed otherwise; until then
@@ -52,18 +51,18 @@ type Log struct {
 
 // batch is an entry in the making, then under way.
 type batch struct {
-	body  []byte
-	count uint32
-	held  []pendingKey
-	dones []func(error)
-	user  int64 // bytes charged to pending
+	body   []byte
+	count  uint32
+	owners []uint64 // hashes
+	held   []pendingKey
+	dones  []func(error)
+	user   int64 // bytes charged to pending
 }
 
 // maxInFlight is how many entries are under way before calls are gathered; flushBytes, how much is gathered at most.
 const (
 	maxInFlight = 2
 	flushBytes  = 256 << 10
-	readBytes   = 1 << 20
 )
 
 // Open takes a bundle's state log over: it shuts the former owner out, recovers and replays. Errors are chain.Open's; a
@@ -76,7 +75,7 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 		env.Now = time.Now
 	}
 	cfg = cfg.withDefaults()
-	l := &Log{env: env, cfg: cfg, index: NewIndex(), sizes: map[entry.LedgerID]int64{}, patient: true, pending: budget.New(cfg.MaxPendingBytes)}
+	l := &Log{env: env, cfg: cfg, state: newState(), patient: true, pending: budget.New(cfg.MaxPendingBytes)}
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	l.c, err = chain.Open(ctx, env.Chain, guard, meta.StateChain(bundle), chain.Config{
@@ -88,58 +87,17 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 		return nil, fmt.Errorf("open state log of %s: %w", bundle, err)
 	}
 	l.next = l.c.NextOffset()
-	if err := l.replay(ctx); err != nil {
+	replayed := newState()
+	if err := l.replay(ctx, &replayed); err != nil {
 		l.Shutdown()
 		return nil, fmt.Errorf("replay state log of %s: %w", bundle, err)
 	}
 	l.mu.Lock()
+	l.state, l.before = replayed, replayed.last
 	l.c.SetRollBytes(l.rollBytes())
 	l.maybeRewrite()
 	l.mu.Unlock()
 	return l, nil
-}
-
-func (l *Log) replay(ctx context.Context) error {
-	var at entry.Position
-	for {
-		entries, next, err := l.c.Read(ctx, at, readBytes)
-		if err != nil {
-			return err //nolint:wrapcheck // Open says what it was for
-		}
-		if len(entries) == 0 {
-			return nil
-		}
-		l.mu.Lock()
-		for _, e := range entries {
-			l.count(e.Position.Ledger, len(e.Body))
-			if err := l.applyEntry(e); err != nil {
-				l.mu.Unlock()
-				return err
-			}
-		}
-		l.mu.Unlock()
-		at = next
-	}
-}
-
-// applyEntry notes an entry read back. Damage that belongs to nobody puts everybody's state in doubt; a version that is
-// not known is an error.
-func (l *Log) applyEntry(e chain.Entry) error {
-	if _, err := parseHeader(e.Body); err != nil {
-		return fmt.Errorf("entry %v: %w", e.Position, err)
-	}
-	err := eachRecord(e.Body, func(i int32, r *stored) error {
-		at := e.Position
-		at.Batch = i
-		l.index.apply(at, r)
-		return nil
-	})
-	if err != nil && l.doubt == nil {
-		l.doubt = &DamagedError{Position: e.Position, Err: err}
-		l.stuck = true
-		l.env.Log.Error("state log is damaged", "chain", string(l.c.ID()), "position", e.Position.String(), "cause", err)
-	}
-	return nil
 }
 
 // Append stores records, and calls done once they are durable, or have failed: with a *ledger.AppendError, whose outcome
@@ -204,6 +162,7 @@ func (l *Log) append(ctx context.Context, size int64, done func(error), records 
 		g := l.gather()
 		g.body = appendRecord(g.body, o, kind, owner, key, value)
 		g.count++
+		g.owners = append(g.owners, hashOf(owner))
 		k := pendingKey{owner: owner}
 		if o != opDeleteOwner {
 			k.name = itemName(kind, key)
@@ -258,6 +217,14 @@ func (l *Log) flush() {
 
 func (l *Log) send(b *batch) {
 	now := l.env.Now().UnixMilli()
+	if l.next > 0 {
+		size := len(b.body)
+		b.body = appendBefore(b.body, l.before)
+		b.count++
+		l.unstored += int64(len(b.body) - size)
+	}
+	b.owners = compact(b.owners)
+	l.before = b.owners
 	putHeader(b.body, header{seq: l.next, time: now, count: b.count})
 	l.next++
 	l.inFlight++
@@ -277,10 +244,13 @@ func (l *Log) onConfirmed(entries []chain.ConfirmedEntry) {
 		if !ok {
 			panic("statelog: a foreign entry was confirmed")
 		}
-		l.count(e.Position.Ledger, len(e.Body))
-		if err := l.applyEntry(chain.Entry{Position: e.Position, Body: e.Body}); err != nil {
+		if l.rebuild != nil {
+			l.rebuild.missed = append(l.rebuild.missed, chain.Entry{Position: e.Position, Body: e.Body})
+		}
+		if err := l.applyEntry(&l.state, chain.Entry{Position: e.Position, Body: e.Body}); err != nil {
 			panic(fmt.Sprintf("statelog: own entry does not parse: %v", err))
 		}
+		l.last = b.owners
 		l.letGo(b)
 	}
 	l.c.SetRollBytes(l.rollBytes())
@@ -293,7 +263,7 @@ func (l *Log) letGo(b *batch) {
 		l.index.release(k.owner, k.name)
 	}
 	if len(b.held) > 0 {
-		l.stuck = l.doubt != nil
+		l.stuck = false
 	}
 	b.held = nil
 }
@@ -309,7 +279,7 @@ func (l *Log) finish(b *batch, err error) {
 	}
 	if l.failing && l.inFlight == 0 {
 		if next, ok := l.c.Resume(); ok {
-			l.next, l.failing = next, false
+			l.next, l.failing, l.before = next, false, l.last
 		}
 	}
 	var orphans []*batch
@@ -369,9 +339,13 @@ func (l *Log) onLost(err error) {
 }
 
 // Load returns the live records of an owner, by kind and key. Values are read from the log as needed; they are the
-// caller's. It sees what is stored, not what is under way. A *[DamagedError] refuses this owner's state, whole.
+// caller's. It sees what is stored, not what is under way. A *[DamagedError] refuses this owner's state, whole; an
+// *[UnreadableError] does for as long as no bookie can give an entry that holds some of it.
 func (l *Log) Load(ctx context.Context, owner string) ([]Record, error) {
 	for {
+		if err := l.closeGap(ctx, owner); err != nil {
+			return nil, fmt.Errorf("load state of %s: %w", owner, err)
+		}
 		l.mu.Lock()
 		if l.doubt != nil {
 			err := l.doubt

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/statelog"
 )
@@ -172,7 +173,46 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 		defer func() { l.Shutdown() }()
 		want := map[string]string{}
 		for range rapid.IntRange(2, 15).Draw(rt, "rounds") {
-			switch rapid.IntRange(0, 9).Draw(rt, "what") {
+			switch rapid.IntRange(0, 10).Draw(rt, "what") {
+			case 10: // an entry cannot be read for a while: what is not refused is right
+				runs := l.Chain().Runs()
+				if len(runs) == 0 {
+					break
+				}
+				check(t, l.Close(t.Context()))
+				runs = l.Chain().Runs()
+				run := runs[rapid.IntRange(0, len(runs)-1).Draw(rt, "run")]
+				f.unreadable(run.Ledger, entry.EntryID(rapid.Uint64Range(0, uint64(run.End-run.First-1)).Draw(rt, "entry")))
+				opened, err := statelog.Open(t.Context(), statelog.Env{Chain: f.env()}, f.takeover(), bundle, cfg)
+				if err == nil {
+					for owner, records := range byOwner(want) {
+						got, err := opened.Load(t.Context(), owner)
+						var missing *statelog.UnreadableError
+						switch {
+						case errors.As(err, &missing):
+						case err != nil:
+							rt.Fatal(err)
+						case !maps.Equal(named(got), records):
+							rt.Fatalf("%s: %v, want %v", owner, named(got), records)
+						}
+					}
+				}
+				f.readable()
+				if err == nil && rapid.Bool().Draw(rt, "goes on") {
+					l = opened
+				} else {
+					if err == nil {
+						opened.Shutdown()
+					}
+					l = f.open(f.takeover(), cfg)
+				}
+				for owner, records := range byOwner(want) {
+					got, err := l.Load(t.Context(), owner)
+					check(t, err)
+					if !maps.Equal(named(got), records) {
+						rt.Fatalf("%s: %v, want %v", owner, named(got), records)
+					}
+				}
 			case 0: // crash: the old owner is left as it is
 				old := l
 				l = f.open(f.takeover(), cfg)
@@ -388,5 +428,152 @@ func TestLostRepliesToDeletionsAreNotCounted(t *testing.T) {
 	}
 	if total, _ := l.Size(); total != stored || total > floor {
 		t.Fatalf("%d bytes are stored, the log says %d; allowed are %d", stored, total, floor)
+	}
+}
+
+// An entry that no bookie can give refuses the owners of what it holds, and nobody else; once it can be read again,
+// nothing is missing, and what was deleted since stays so.
+func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	large := strings.Repeat("v", 300)
+	put(t, l, rec("a", 1, "k", "old"), rec("b", 1, "k", "old"), rec("c", 1, "k", "old"))
+	put(t, l, rec("a", 1, "k", large), rec("a", 1, "gone", "x"), rec("b", 1, "k", "new")) // entry 1
+	put(t, l, rec("c", 1, "k", "new"), rec("d", 1, "k", "new"))
+	put(t, l, del("a", 1, "gone"), rec("e", 1, "k", "new"))
+	ledger1 := l.Chain().Runs()[0].Ledger
+	f.unreadable(ledger1, 1)
+	l = f.open(f.takeover(), statelog.Config{})
+	refused := func(owner string) {
+		t.Helper()
+		var missing *statelog.UnreadableError
+		if _, err := l.Load(t.Context(), owner); !errors.As(err, &missing) || missing.Owner != owner ||
+			missing.Position != (entry.Position{Ledger: ledger1, Entry: 1}) {
+			t.Fatalf("%s: %v", owner, err)
+		}
+	}
+	loads := func(owner string, want ...statelog.Record) {
+		t.Helper()
+		got, err := l.Load(t.Context(), owner)
+		check(t, err)
+		if !slices.EqualFunc(got, want, func(a, b statelog.Record) bool {
+			return a.Owner == b.Owner && string(a.Key) == string(b.Key) && string(a.Value) == string(b.Value)
+		}) {
+			t.Fatalf("%s: %v", owner, got)
+		}
+	}
+	refused("a")
+	refused("b")
+	loads("c", rec("c", 1, "k", "new"))
+	loads("d", rec("d", 1, "k", "new"))
+	loads("nobody")
+	// The log goes on, for those too; an owner that goes for good leaves nothing to refuse.
+	put(t, l, rec("c", 1, "k", "newer"), rec("b", 1, "later", "1"))
+	refused("b")
+	gone := make(chan error, 1)
+	check(t, l.DeleteOwner(t.Context(), "b", func(err error) { gone <- err }))
+	check(t, <-gone)
+	loads("b")
+	refused("a")
+	// The next owner finds the same.
+	l.Shutdown()
+	l = f.open(f.takeover(), statelog.Config{})
+	refused("a")
+	loads("b")
+	loads("c", rec("c", 1, "k", "newer"))
+	put(t, l, rec("e", 1, "k", "newer"))
+	// A bookie is back.
+	f.readable()
+	loads("a", rec("a", 1, "k", large))
+	loads("b")
+	loads("c", rec("c", 1, "k", "newer"))
+	loads("e", rec("e", 1, "k", "newer"))
+}
+
+// While nothing tells whose state is missing, the log is not opened: nobody's is taken for complete.
+func TestUnreadableEntriesThatNothingTellsOfKeepTheLogShut(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	for i := range 4 {
+		put(t, l, rec("a", 1, strconv.Itoa(i), "v"))
+	}
+	ledger1 := l.Chain().Runs()[0].Ledger
+	check(t, l.Close(t.Context()))
+	for _, missing := range [][]entry.EntryID{{3}, {1, 2}} {
+		f.unreadable(ledger1, missing...)
+		if _, err := statelog.Open(t.Context(), statelog.Env{Chain: f.env()}, f.takeover(), bundle, statelog.Config{}); err == nil {
+			t.Fatalf("opened without entries %v", missing)
+		}
+		f.readable()
+	}
+	l = f.open(f.takeover(), statelog.Config{})
+	if got := state(t, l); len(got) != 4 {
+		t.Fatalf("%v", got)
+	}
+}
+
+// Entries that fail are not those before: what the next one names is what is stored before it.
+func TestWhatIsNamedIsWhatIsStoredBefore(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	put(t, l, rec("a", 1, "k", "v"))
+	check(t, l.Close(t.Context()))
+	f.setWritable(0, false)
+	l = f.open(f.takeover(), statelog.Config{})
+	if err := <-start(t, l, rec("b", 1, "k", "v")); err == nil {
+		t.Fatal("stored without bookies")
+	}
+	f.setWritable(0, true)
+	put(t, l, rec("c", 1, "k", "v"))
+	f.unreadable(l.Chain().Runs()[0].Ledger, 0)
+	l = f.open(f.takeover(), statelog.Config{})
+	var missing *statelog.UnreadableError
+	if _, err := l.Load(t.Context(), "a"); !errors.As(err, &missing) {
+		t.Fatal(err)
+	}
+	for _, owner := range []string{"b", "c"} {
+		_, err := l.Load(t.Context(), owner)
+		check(t, err)
+	}
+}
+
+// A log that is replayed beside itself misses nothing of what is stored meanwhile.
+func TestReplayBesideAppends(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.takeover(), statelog.Config{})
+	put(t, l, rec("a", 1, "k", "v"))
+	put(t, l, rec("b", 1, "k", "v"))
+	f.unreadable(l.Chain().Runs()[0].Ledger, 0)
+	l = f.open(f.takeover(), statelog.Config{})
+	f.readable()
+	var wg sync.WaitGroup
+	want := map[string]string{"a/1/k": "v", "b/1/k": "v"}
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 50 {
+				put(t, l, rec(fmt.Sprint("o", w), 1, strconv.Itoa(i%7), strconv.Itoa(i)))
+				if i == 20 {
+					_, err := l.Load(t.Context(), "a")
+					check(t, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for w := range 4 {
+		for i := 43; i < 50; i++ {
+			want[fmt.Sprintf("o%d/1/%d", w, i%7)] = strconv.Itoa(i)
+		}
+	}
+	if got := state(t, l); !maps.Equal(got, want) {
+		t.Fatalf("live %v, want %v", got, want)
+	}
+	l = f.open(f.takeover(), statelog.Config{})
+	if got := state(t, l); !maps.Equal(got, want) {
+		t.Fatalf("replayed %v, want %v", got, want)
 	}
 }

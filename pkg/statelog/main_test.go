@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -64,6 +65,7 @@ type cluster struct {
 	placed func()        // if set, called after each look for bookies
 	// lostReplies is how many more deletions of ledgers have an unknown outcome.
 	lostReplies atomic.Int64
+	undo        []func()
 
 	mu         sync.Mutex
 	candidates []ledger.Candidate
@@ -157,6 +159,23 @@ func (d deletions) DeleteLedger(ctx context.Context, g meta.Guard, c meta.Chain,
 	return after, err
 }
 
+// unreadable has every bookie fail to read some entries of a ledger, until readable.
+func (f *cluster) unreadable(l entry.LedgerID, entries ...entry.EntryID) {
+	for _, b := range bookieclient.FakeUUIDs(len(f.candidates)) {
+		for _, e := range entries {
+			f.fake.Corrupt(b, l, e)
+			f.undo = append(f.undo, func() { f.fake.Mend(b, l, e) })
+		}
+	}
+}
+
+func (f *cluster) readable() {
+	for _, undo := range f.undo {
+		undo()
+	}
+	f.undo = nil
+}
+
 // eventually waits for what nothing announces.
 func eventually(tb testing.TB, what string, cond func() bool) {
 	tb.Helper()
@@ -206,9 +225,24 @@ func state(tb testing.TB, l *statelog.Log) map[string]string {
 	for _, owner := range l.Owners() {
 		records, err := l.Load(tb.Context(), owner)
 		check(tb, err)
-		for _, r := range records {
-			out[fmt.Sprintf("%s/%d/%s", r.Owner, r.Kind, r.Key)] = string(r.Value)
-		}
+		maps.Copy(out, named(records))
+	}
+	return out
+}
+
+func named(records []statelog.Record) map[string]string {
+	out := map[string]string{}
+	for _, r := range records {
+		out[fmt.Sprintf("%s/%d/%s", r.Owner, r.Kind, r.Key)] = string(r.Value)
+	}
+	return out
+}
+
+// byOwner sorts what state returns, for the owners o0 to o3.
+func byOwner(all map[string]string) map[string]map[string]string {
+	out := map[string]map[string]string{"o0": {}, "o1": {}, "o2": {}, "o3": {}}
+	for k, v := range all {
+		out[k[:2]][k] = v
 	}
 	return out
 }

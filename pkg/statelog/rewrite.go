@@ -22,7 +22,7 @@ func (l *Log) rollBytes() int64 { return max(l.limit()/16, 64<<10) }
 // maybeRewrite starts to make the log shorter if it is at three quarters of its limit, so that appends that go on
 // meanwhile stay below. mu is held.
 func (l *Log) maybeRewrite() {
-	if l.rewriting || l.stuck || l.err != nil || l.total <= l.limit()/4*3 || l.env.Now().Before(l.notBefore) {
+	if l.rewriting || l.stuck || l.doubt != nil || len(l.gaps) > 0 || l.err != nil || l.total <= l.limit()/4*3 || l.env.Now().Before(l.notBefore) {
 		return
 	}
 	l.rewriting = true
@@ -145,23 +145,6 @@ func (l *Log) barrier() chan struct{} {
 	return done
 }
 
-// count adds the bytes of an entry to the log's. mu is held, here and below.
-func (l *Log) count(id entry.LedgerID, n int) {
-	l.sizes[id] += int64(n)
-	l.total += int64(n)
-}
-
-// uncount takes off what lies below a ledger: ledgers go strictly from the oldest on, and the reply to a deletion may be
-// lost.
-func (l *Log) uncount(oldest entry.LedgerID) {
-	for id, n := range l.sizes {
-		if id < oldest {
-			l.total -= n
-			delete(l.sizes, id)
-		}
-	}
-}
-
 func (l *Log) trim(run meta.Run) error {
 	freed, err := l.c.Trim(l.ctx, func(r meta.Run) bool { return r.Ledger == run.Ledger })
 	l.mu.Lock()
@@ -207,6 +190,7 @@ func (l *Log) writeAgain(batch []rewrite) error {
 		g := l.gather()
 		g.body = appendRecord(g.body, opPut, r.it.name[0], r.it.owner.name, []byte(r.it.name[1:]), r.value)
 		g.count++
+		g.owners = append(g.owners, hashOf(r.it.owner.name))
 		l.unstored += int64(encodedSize(r.it.owner.name, nil, r.value) + len(r.it.name) - 1)
 		n++
 	}
