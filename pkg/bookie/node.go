@@ -64,8 +64,14 @@ type Env struct {
 	Gatherer   prometheus.Gatherer
 }
 
-// withdrawTimeout is how long a bookie that stops tries to withdraw its registration.
-const withdrawTimeout = time.Second
+const (
+	// withdrawTimeout is how long a bookie that stops tries to withdraw its registration.
+	withdrawTimeout = time.Second
+	// controlTimeout is how long control calls have to end by themselves.
+	controlTimeout = time.Second
+	// maxControlCalls is how many control calls a connection may have at work.
+	maxControlCalls = 16
+)
 
 // ListenError says that a port could not be had.
 type ListenError struct {
@@ -244,7 +250,7 @@ func (b *Bookie) serve(ctx context.Context, r *registrar, reg registration) {
 		}
 	})
 	if b.control != nil {
-		b.grpc = grpc.NewServer()
+		b.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxConcurrentStreams(maxControlCalls), grpc.ConnectionTimeout(5*time.Second))
 		bookiev1.RegisterBookieServer(b.grpc, &control{me: b.me, version: b.cfg.Version, store: b.store, collector: b.collector})
 		b.wg.Go(func() {
 			if err := b.grpc.Serve(b.control); err != nil {
@@ -360,9 +366,12 @@ func (b *Bookie) shutdown(ctx context.Context) error {
 		b.server.Shutdown(ctx)
 	}
 	if b.grpc != nil {
-		stop := context.AfterFunc(ctx, b.grpc.Stop)
+		// A pass of collection or compaction may take longer than there is time.
+		graceful, cancel := context.WithTimeout(ctx, controlTimeout)
+		stop := context.AfterFunc(graceful, b.grpc.Stop)
 		b.grpc.GracefulStop()
 		stop()
+		cancel()
 	}
 	if b.http != nil {
 		if err := b.http.Shutdown(ctx); err != nil {
