@@ -258,7 +258,7 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 			return true
 		}
 		first.urgent = first.urgent || it.urgent // a recovery counts on it now
-		if it.rec.Term > l.acceptedTerm {
+		if it.rec.Term > l.term {
 			c.behindTerm(it, l)
 			return true
 		}
@@ -297,7 +297,7 @@ func (c *Core) stepChecked(ev *Checked) {
 			c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
 		case !ev.Same:
 			c.reply(it, errDiffers)
-		case a.Term > l.acceptedTerm:
+		case a.Term > l.term:
 			c.behindTerm(it, l)
 		default:
 			c.reply(it, nil)
@@ -305,10 +305,13 @@ func (c *Core) stepChecked(ev *Checked) {
 	}
 }
 
-// behindTerm answers a duplicate of a recovery that began elsewhere. As with a first copy its term counts here from
-// now on, durably before the answer; otherwise an older recovery could still write after it.
+// behindTerm answers a duplicate of a recovery whose term is not on the disk yet: it began elsewhere, or its fence is on
+// the way. As with a first copy its term counts here from now on, durably before the answer; otherwise an older recovery
+// could still write after it.
 func (c *Core) behindTerm(it *item, l *ledger) {
-	c.raiseTerm(l, it.rec.Term, &item{})
+	if it.rec.Term > l.acceptedTerm {
+		c.raiseTerm(l, it.rec.Term, &item{})
+	}
 	c.behind(it)
 }
 
