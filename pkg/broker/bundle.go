@@ -175,7 +175,10 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 	t := &servedTopic{u: u, resolved: r, producers: map[*publisher]struct{}{}, done: make(chan struct{})}
 	t.inUse, t.retire = context.WithCancel(u.life)
 	t.subs.init(t)
-	t.log, err = topic.Open(u.opening, u.b.topicEnv, u.guard, r.chain(), topic.Config{
+	// What was looked at may come from a late cache: opening a ledger looks again, in its own transaction.
+	guard := u.guard
+	guard.Topic = &t.record
+	t.log, err = topic.Open(u.opening, u.b.topicEnv, guard, r.chain(), topic.Config{
 		Replication: replication, RollBytes: u.b.cfg.RollBytes, RollAge: u.b.cfg.RollAge, OpenNow: producing,
 		Snapshots: &snapshots{t: t},
 	})
