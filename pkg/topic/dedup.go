@@ -4,10 +4,12 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
+	"github.com/penstock-mq/penstock/pkg/ledger"
 )
 
 // sequence is a place in what a producer sends: the sequence id of a batch's last message, and for a chunk of a
@@ -40,6 +42,13 @@ type producerState struct {
 	// queue[head:] are batches handed to the chain and not confirmed, in order.
 	queue []*pending
 	head  int
+
+	// partial are batches that are confirmed and wait for the rest of their copies, in order; fullFrom to full those that
+	// have all of them, as far as this owner knows: the log does not tell.
+	partial  []*pending
+	anyFull  bool
+	fullFrom uint64
+	full     sequence
 
 	lastTime int64 // broker time of what was stored last, Unix milliseconds
 	dirty    bool  // differs from what the snapshot store has
@@ -111,6 +120,42 @@ func (p *producerState) judge(first uint64, last sequence) (verdict, *pending) {
 		return verdictOverlap, nil
 	}
 	return verdictStore, nil
+}
+
+// awaitCopies notes a confirmed batch that is done only with all its copies, and is not done.
+func (p *producerState) awaitCopies(b *pending) {
+	if b.level == ledger.AckAll && !b.finished {
+		p.partial = append(p.partial, b)
+	}
+}
+
+// settleCopies notes the end of a batch: with all its copies, or without anybody knowing.
+func (p *producerState) settleCopies(b *pending, err error) {
+	if i := slices.Index(p.partial, b); i >= 0 {
+		p.partial = slices.Delete(p.partial, i, i+1)
+	}
+	switch {
+	case b.level != ledger.AckAll || err != nil:
+		p.anyFull = false
+	case !p.anyFull:
+		p.anyFull, p.fullFrom, p.full = true, b.first, b.last
+	default:
+		p.full = b.last
+	}
+}
+
+// copies tells of a stored batch whether it has all its copies, or else which batch it is that waits for them; neither,
+// if that is not known.
+func (p *producerState) copies(first uint64, last sequence) (waits *pending, full bool) {
+	if p.anyFull && first >= p.fullFrom && !last.after(p.full) {
+		return nil, true
+	}
+	for _, b := range p.partial {
+		if first >= b.first && !last.after(b.last) {
+			return b, false
+		}
+	}
+	return nil, false
 }
 
 // confirm notes that a batch is stored for good.

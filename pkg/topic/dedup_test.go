@@ -466,3 +466,61 @@ func TestProducersThatSendNothingAreForgotten(t *testing.T) {
 		t.Fatalf("%d producers are known", n)
 	}
 }
+
+// A duplicate at AckAll counts once every copy is there, like the first; where nobody knows that, nobody says so.
+func TestADuplicateAtAckAllWaitsForEveryCopy(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.openFresh(store)
+	all := func(seq uint64, level ledger.AckLevel) topic.Batch {
+		b := batch(t, "p", seq, 1)
+		b.Level = level
+		return b
+	}
+	unknown := func(s *sent) {
+		t.Helper()
+		var failed *ledger.AppendError
+		if !errors.As(s.wait(t).err, &failed) || failed.Outcome != ledger.Unknown || !errors.Is(s.err, topic.ErrCopiesUnknown) {
+			t.Fatalf("%+v", s)
+		}
+	}
+	p := producer(t, tp, "p", true)
+	check(t, send(t, p, all(0, ledger.AckQuorum)).wait(t).err)
+	unknown(send(t, p, all(0, ledger.AckAll))) // it was not waited for
+	check(t, send(t, p, all(1, ledger.AckAll)).wait(t).err)
+	if s := send(t, p, all(1, ledger.AckAll)).wait(t); s.err != nil || !s.Duplicate {
+		t.Fatalf("%+v", s)
+	}
+
+	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd, bookieclient.FakeUUID(2))
+	first := send(t, p, all(2, ledger.AckAll))
+	eventually(t, "the batch to be confirmed", func() bool { return tp.Next() == 3 })
+	q, err := tp.OpenProducer(t.Context(), "p", p.Epoch(), true) // it comes back by another stream
+	check(t, err)
+	again := send(t, q, all(2, ledger.AckAll))
+	for _, s := range []*sent{first, again} {
+		select {
+		case <-s.done:
+			t.Fatalf("acknowledged with two copies: %+v", s)
+		default:
+		}
+	}
+	release()
+	if first.wait(t).err != nil || again.wait(t).err != nil || !again.Duplicate {
+		t.Fatalf("%+v and %+v", first, again)
+	}
+
+	// The next owner does not know how many copies there are.
+	tp.Shutdown()
+	tp = f.openFresh(store)
+	r := producer(t, tp, "p", true)
+	unknown(send(t, r, all(2, ledger.AckAll)))
+	if s := send(t, r, all(2, ledger.AckQuorum)).wait(t); s.err != nil || !s.Duplicate {
+		t.Fatalf("%+v", s)
+	}
+	check(t, send(t, r, all(3, ledger.AckAll)).wait(t).err)
+	if got := values(t, tp, 0); !slices.Equal(got, sequence("p", 0, 3)) {
+		t.Fatalf("stored %v", got)
+	}
+}

@@ -30,6 +30,9 @@ var (
 	// ErrSequenceOverlap: a batch contains both stored and new sequences; a retry must have the bounds of the first
 	// attempt.
 	ErrSequenceOverlap = errors.New("batch overlaps with stored sequences")
+	// ErrCopiesUnknown: a duplicate at AckAll of a batch that is stored, on the ack quorum at least; whether it is on all
+	// disks is not known any more.
+	ErrCopiesUnknown = errors.New("the batch is stored already, and may not be on all disks")
 	// ErrUnavailable: batches fail at the moment, because no ledger can be opened; try again.
 	ErrUnavailable = errors.New("topic takes no messages at the moment")
 )

@@ -7,6 +7,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
+	"github.com/penstock-mq/penstock/pkg/ledger"
 )
 
 // Producer is an incarnation of a producer on a topic. Its batches are stored in the order of its Append calls,
@@ -217,11 +218,17 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 		switch v, f := p.state.judge(env.FirstSeq, last); v {
 		case verdictStore:
 		case verdictStored:
+			if b.Level == ledger.AckAll {
+				return false, p.duplicateAtAll(env, last, b)
+			}
 			t.mu.Unlock()
 			t.env.Metrics.duplicate()
 			b.Done(Receipt{FirstSeq: env.FirstSeq, LastSeq: env.LastSeq, Duplicate: true}, nil)
 			return false, nil
 		case verdictInFlight:
+			if b.Level == ledger.AckAll && f.level != ledger.AckAll {
+				return false, p.duplicateAtAll(env, last, b)
+			}
 			f.waiters = append(f.waiters, waiter{p, env.FirstSeq, env.LastSeq, b.Done})
 			t.mu.Unlock()
 			t.env.Metrics.duplicate()
@@ -241,7 +248,7 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 	w := getPending()
 	w.t, w.producer, w.state = t, p, p.state
 	w.first, w.lastSeq, w.last, w.epoch = env.FirstSeq, env.LastSeq, last, p.epoch
-	w.offset, w.done = env.Base, b.Done
+	w.offset, w.done, w.level = env.Base, b.Done, b.Level
 	if p.state != nil {
 		p.state.enter(w)
 	}
@@ -249,4 +256,25 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 	t.mu.Unlock()
 	t.env.Metrics.appended(len(body), int(env.Span))
 	return true, nil
+}
+
+// duplicateAtAll answers a duplicate that is to be on all disks before it counts. The topic's lock is held, and given up.
+func (p *Producer) duplicateAtAll(env *frame.Envelope, last sequence, b Batch) error {
+	t := p.t
+	f, full := p.state.copies(env.FirstSeq, last)
+	if f != nil {
+		f.waiters = append(f.waiters, waiter{p, env.FirstSeq, env.LastSeq, b.Done})
+	}
+	t.mu.Unlock()
+	t.env.Metrics.duplicate()
+	switch {
+	case f != nil:
+	case full:
+		b.Done(Receipt{FirstSeq: env.FirstSeq, LastSeq: env.LastSeq, Duplicate: true}, nil)
+	default:
+		b.Done(Receipt{FirstSeq: env.FirstSeq, LastSeq: env.LastSeq}, &ledger.AppendError{
+			Entry: entry.NoEntry, Outcome: ledger.Unknown, Err: ErrCopiesUnknown,
+		})
+	}
+	return nil
 }

@@ -66,6 +66,7 @@ type pending struct {
 	lastSeq  uint64
 	last     sequence
 	epoch    uint64
+	level    ledger.AckLevel
 	offset   entry.Offset
 	pos      entry.Position
 	done     func(Receipt, error)
@@ -228,6 +229,7 @@ func (t *Topic) onConfirmed(entries []chain.ConfirmedEntry) {
 		if p.state != nil {
 			p.state.confirm(p.epoch, p.last, e.Time)
 			p.state.leave(p)
+			p.state.awaitCopies(p)
 		}
 		if p.finished {
 			if len(p.waiters) > 0 {
@@ -276,6 +278,9 @@ func (p *pending) finish(pos entry.Position, err error) {
 	}
 	p.finished = true
 	r, done := p.receipt(), p.done
+	if p.state != nil {
+		p.state.settleCopies(p, err)
+	}
 	var waiters []waiter
 	if err != nil {
 		var failed *ledger.AppendError

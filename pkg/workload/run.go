@@ -201,7 +201,7 @@ func (r *Run) failed(err error) {
 		r.failures = append(r.failures, err)
 	}
 	var e *client.Error
-	if errors.As(err, &e) && !e.Retryable && e.Code != client.CodeInvalid {
+	if errors.As(err, &e) && !e.Retryable && e.Code != client.CodeInvalid && e.Code != client.CodeOutcomeUnknown {
 		r.stop() // the producer is at its end: the rest would only fail too
 	}
 }
