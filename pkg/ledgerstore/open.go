@@ -61,10 +61,11 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 	if cfg.CompactBytesPerSecond > 0 {
 		s.limiter = rate.NewLimiter(rate.Limit(cfg.CompactBytesPerSecond), int(max(cfg.CompactBytesPerSecond, groupBytes)))
 	}
+	rec := &recovery{store: s, scans: maxScans}
 	if h != nil {
 		h.take(s)
+		rec.scans = 1 // in the same order each time
 	}
-	rec := &recovery{store: s}
 	if err := rec.run(ctx); err != nil {
 		s.cancel()
 		rec.abandon()
@@ -130,6 +131,7 @@ func (s *Store) startSpace() error {
 // recovery is one Open.
 type recovery struct {
 	store *Store
+	scans int // at once
 	found []*recovered
 	lost  []manifestSegment
 	all   bool // it cannot be told whose records were lost
@@ -365,7 +367,7 @@ const maxScans = 4
 func (r *recovery) openSegments(ctx context.Context, m *manifest) error {
 	found := make([]*recovered, len(m.segments))
 	g, scanCtx := errgroup.WithContext(ctx)
-	g.SetLimit(maxScans)
+	g.SetLimit(r.scans)
 	for i := range slices.Backward(m.segments) {
 		g.Go(func() error {
 			if err := scanCtx.Err(); err != nil {
@@ -594,15 +596,14 @@ func (r *recovery) finish(ctx context.Context) error {
 
 // seal writes the footers that are missing.
 func (r *recovery) seal() error {
+	var g errgroup.Group
+	g.SetLimit(r.scans)
 	for _, f := range r.found {
-		if f.scan == nil || f.seg.sealed.Load() {
-			continue
-		}
-		if err := f.seal(r.store.fs); err != nil {
-			return err
+		if f.scan != nil && !f.seg.sealed.Load() {
+			g.Go(func() error { return f.seal(r.store.fs) })
 		}
 	}
-	return nil
+	return g.Wait()
 }
 
 func (f *recovered) seal(fs vfs.FS) error {

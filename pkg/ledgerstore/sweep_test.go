@@ -192,7 +192,9 @@ func diskErrorAt(cfg Config, op vfs.Op, n int) (hit bool, err error) {
 	if err == nil {
 		p.workload(s)
 		if rule.Hits() > 0 && (op == vfs.OpSync || op == vfs.OpSyncDir) {
-			<-s.Fatal() // whoever asked for the sync
+			if err := <-s.Fatal(); err == nil { // whoever asked for the sync
+				return true, errors.New("stopped without a reason")
+			}
 			if _, err := readOne(s, 1, 0); codeOf(err) != bookiewire.Unknown {
 				return true, errors.Join(fmt.Errorf("a store that has stopped answers %w", err), s.Close())
 			}

@@ -62,21 +62,26 @@ func Recover(fs vfs.FS, path string, nextSegmentDurable int64) (*Recovered, erro
 	if err != nil {
 		return nil, fmt.Errorf("recover segment: %w", err)
 	}
-	rec, err := recoverFile(f, path, nextSegmentDurable)
+	rec, err := recoverFile(fs, f, path, nextSegmentDurable)
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("recover segment: %w", err)
 	}
 	return rec, nil
 }
 
-func recoverFile(f vfs.File, path string, nextSegmentDurable int64) (*Recovered, error) {
+func recoverFile(fs vfs.FS, f vfs.File, path string, nextSegmentDurable int64) (*Recovered, error) {
 	if err := f.Sync(); err != nil {
 		return nil, err
 	}
 	if err := f.DropCache(); err != nil {
 		return nil, err
 	}
-	return scanFile(f, path, nextSegmentDurable)
+	direct, err := fs.OpenDirect(path)
+	if err != nil {
+		return nil, err
+	}
+	rec, err := scanFile(direct, path, nextSegmentDurable)
+	return rec, errors.Join(err, direct.Close())
 }
 
 // scanFile reads a file as it is.

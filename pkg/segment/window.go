@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"errors"
 	"io"
+
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 // windowChunk is how much is read at a time: enough for the disk's bandwidth, and for the kernel to read ahead.
 const windowChunk = 2 << 20
 
 // window reads a file forward in big chunks and lends out stretches of it. What it holds grows to the largest
-// stretch asked for, and so to at most MaxBatchBytes and a chunk.
+// stretch asked for, and so to at most MaxBatchBytes and a chunk. It begins and ends at blocks, so that a file that
+// is opened for it is read around the cache.
 type window struct {
 	f     io.ReaderAt
 	size  int64
@@ -34,33 +37,42 @@ func (w *window) at(off int64, n int) ([]byte, error) {
 
 // fill moves the window so that it holds at least n bytes from off on.
 func (w *window) fill(off int64, n int) error {
+	start := off &^ (vfs.BlockSize - 1)
+	n += int(off - start)
 	var kept []byte
-	if have := off - w.start; have >= 0 && have < int64(len(w.buf)) {
+	if have := start - w.start; have >= 0 && have < int64(len(w.buf)) {
 		kept = w.buf[have:]
 	}
-	want := int(min(int64(max(n, windowChunk)), w.size-off))
-	if want > cap(w.buf) {
-		grown := make([]byte, want)
+	// To the end of a block, also if the file ends before: a shorter read could not go around the cache.
+	room := (max(n, windowChunk) + vfs.BlockSize - 1) &^ (vfs.BlockSize - 1)
+	if left := (w.size - start + vfs.BlockSize - 1) &^ (vfs.BlockSize - 1); left < int64(room) {
+		room = int(left)
+	}
+	want := int(min(int64(room), w.size-start))
+	if room > cap(w.buf) {
+		grown := vfs.AlignedBuffer(room)
 		w.buf = grown[:copy(grown, kept)]
 	} else {
 		w.buf = w.buf[:copy(w.buf[:cap(w.buf)], kept)]
 	}
-	w.start = off
+	w.start = start
 	have := len(w.buf)
 	if have >= want {
 		return nil
 	}
-	w.buf = w.buf[:want]
-	got, err := w.f.ReadAt(w.buf[have:], off+int64(have))
-	if errors.Is(err, io.EOF) {
+	have &^= vfs.BlockSize - 1
+	w.buf = w.buf[:room]
+	got, err := w.f.ReadAt(w.buf[have:], start+int64(have))
+	w.buf = w.buf[:min(want, have+got)]
+	switch {
+	case len(w.buf) == want:
+		return nil
+	case err == nil || errors.Is(err, io.EOF):
 		// The size was read before: the file is shorter than it said. What is not there reads as nothing.
-		w.size = off + int64(have+got)
-		w.buf = w.buf[:have+got]
+		w.size = start + int64(len(w.buf))
 		return io.ErrUnexpectedEOF
 	}
-	if err != nil {
-		w.buf = w.buf[:0]
-	}
+	w.buf = w.buf[:0]
 	return err
 }
 

@@ -227,6 +227,11 @@ func (f *Faulty) Open(name string) (File, error) { return f.file(OpOpen, name, f
 // OpenRead opens a file for reading.
 func (f *Faulty) OpenRead(name string) (File, error) { return f.file(OpOpen, name, f.under.OpenRead) }
 
+// OpenDirect opens a file for reading around the cache.
+func (f *Faulty) OpenDirect(name string) (File, error) {
+	return f.file(OpOpen, name, f.under.OpenDirect)
+}
+
 func (f *Faulty) file(op Op, name string, open func(string) (File, error)) (File, error) {
 	if o := f.meet(op, 0, name); o.err != nil {
 		return nil, pathError(string(op), name, o.err)

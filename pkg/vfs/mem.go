@@ -179,6 +179,9 @@ func (m *Mem) Open(name string) (File, error) { return m.open(name, false) }
 // OpenRead opens a file for reading.
 func (m *Mem) OpenRead(name string) (File, error) { return m.open(name, true) }
 
+// OpenDirect is OpenRead: what reads around the cache see is left to [File.DropCache].
+func (m *Mem) OpenDirect(name string) (File, error) { return m.open(name, true) }
+
 func (m *Mem) open(name string, readOnly bool) (File, error) {
 	name = path.Clean(name)
 	m.mu.Lock()

@@ -31,6 +31,37 @@ func (osFS) Open(path string) (File, error) { return openOS(path, os.O_RDWR) }
 
 func (osFS) OpenRead(path string) (File, error) { return openOS(path, os.O_RDONLY) }
 
+func (osFS) OpenDirect(path string) (File, error) {
+	cached, err := os.OpenFile(path, os.O_RDONLY, 0) // the path is the operator's data directory
+	if err != nil {
+		return nil, err
+	}
+	direct, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECT, 0) // likewise
+	if err != nil {
+		return &osFile{File: cached}, nil //nolint:nilerr // a file system that cannot; reads go through the cache
+	}
+	return &directFile{osFile: osFile{File: cached}, direct: direct}, nil
+}
+
+// directFile reads around the cache what is aligned for it.
+type directFile struct {
+	osFile
+	direct *os.File
+}
+
+func (f *directFile) ReadAt(p []byte, off int64) (int, error) {
+	if !aligned(p, off) {
+		return f.osFile.ReadAt(p, off)
+	}
+	n, err := f.direct.ReadAt(p, off)
+	if errors.Is(err, syscall.EINVAL) { // the device's blocks are larger
+		return f.osFile.ReadAt(p, off)
+	}
+	return n, err
+}
+
+func (f *directFile) Close() error { return errors.Join(f.direct.Close(), f.osFile.Close()) }
+
 func openOS(path string, flag int) (File, error) {
 	f, err := os.OpenFile(path, flag, filePerm) // the path is the operator's data directory
 	if err != nil {

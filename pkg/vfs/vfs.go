@@ -3,10 +3,31 @@ package vfs
 import (
 	"errors"
 	"io"
+	"unsafe"
 )
 
 // SectorSize is the unit in which a disk writes all or nothing, in bytes. [Mem] tears writes at it.
 const SectorSize = 512
+
+// BlockSize is the alignment that reads around the cache need, in bytes.
+const BlockSize = 4096
+
+// AlignedBuffer returns n bytes that begin at a multiple of [BlockSize].
+func AlignedBuffer(n int) []byte {
+	b := make([]byte, n+BlockSize-1)
+	at := (BlockSize - misaligned(b)) % BlockSize
+	return b[at : at+n : at+n]
+}
+
+// misaligned is how far behind a multiple of BlockSize b begins.
+func misaligned(b []byte) int {
+	return int(uintptr(unsafe.Pointer(unsafe.SliceData(b))) % BlockSize) //nolint:gosec // the address alone is looked at
+}
+
+// aligned reports whether a read can go around the cache.
+func aligned(p []byte, off int64) bool {
+	return off%BlockSize == 0 && len(p)%BlockSize == 0 && misaligned(p) == 0
+}
 
 // ErrLocked is returned by [FS.Lock] when another process, or this one, holds the lock.
 var ErrLocked = errors.New("locked by another user")
@@ -20,6 +41,9 @@ type FS interface {
 	Open(path string) (File, error)
 	// OpenRead opens an existing file for reading.
 	OpenRead(path string) (File, error)
+	// OpenDirect opens an existing file for reading all of it once, around the cache where the file system can. Only
+	// reads whose memory, offset and length are multiples of [BlockSize] go around it; see [AlignedBuffer].
+	OpenDirect(path string) (File, error)
 	// Rename replaces to by from, atomically. It is durable after SyncDir of both directories.
 	Rename(from, to string) error
 	// Remove unlinks a file or an empty directory. It is durable after SyncDir.

@@ -150,3 +150,48 @@ func storyLock(t *testing.T, fsys FS, dir string) {
 	must(t, err)
 	must(t, l.Close())
 }
+
+// Whatever the alignment, and past the end of the file: a file opened for reading around the cache has the same bytes.
+func TestOpenDirect(t *testing.T) {
+	t.Parallel()
+	for name, fs := range map[string]FS{"os": OS(), "mem": NewMem(), "faulty": NewFaulty(NewMem())} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := "/direct"
+			if name == "os" {
+				path = t.TempDir() + path
+			}
+			want := make([]byte, 5*BlockSize+123)
+			for i := range want {
+				want[i] = byte(i * i >> 5)
+			}
+			f, err := fs.Create(path)
+			must(t, err)
+			_, err = f.WriteAt(want, 0)
+			must(t, err)
+			must(t, f.Close()) // not synced: what was written is seen all the same
+			f, err = fs.OpenDirect(path)
+			must(t, err)
+			buf := AlignedBuffer(8 * BlockSize)
+			for _, at := range []int{0, BlockSize, 2*BlockSize + 7, 5 * BlockSize} {
+				for _, n := range []int{1, BlockSize, 3 * BlockSize, len(want) - at, 8 * BlockSize} {
+					for _, shift := range []int{0, 1} {
+						if n+shift > len(buf) {
+							continue
+						}
+						b := buf[shift : shift+n]
+						clear(buf)
+						got, err := f.ReadAt(b, int64(at))
+						if whole := min(n, len(want)-at); got != whole || (err == nil) != (whole == n) || err != nil && !errors.Is(err, io.EOF) {
+							t.Fatalf("read %d at %d: %d bytes, %v", n, at, got, err)
+						}
+						if !bytes.Equal(b[:got], want[at:at+got]) {
+							t.Fatalf("read %d at %d: other bytes", n, at)
+						}
+					}
+				}
+			}
+			must(t, f.Close())
+		})
+	}
+}
