@@ -22,25 +22,7 @@ import (
 var etcd *embedetcd.Server
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		dir, err := os.MkdirTemp("", "meta-test-")
-		if err != nil {
-			panic(err)
-		}
-		defer func() { _ = os.RemoveAll(dir) }()
-		if etcd, err = embedetcd.Start(context.Background(), embedetcd.Config{Dir: dir, UnsafeNoFsync: true}); err != nil {
-			panic(err)
-		}
-		code := m.Run()
-		if err := etcd.Close(); err != nil {
-			panic(err)
-		}
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		return code
-	}())
+	os.Exit(embedetcd.RunTests(&etcd, m.Run, func() error { return goleak.Find() }))
 }
 
 var clusters atomic.Int64
