@@ -34,7 +34,9 @@ type consumer struct {
 	runner     *dispatch.Runner
 	id         dispatch.ConsumerID
 	generation cursor.Generation // of the cursor when it came
-	kind       brokerv1.SubscriptionType
+	// incarnation tells the client whether it meets the same subscription as on its stream before.
+	incarnation []byte
+	kind        brokerv1.SubscriptionType
 
 	mu      sync.Mutex
 	out     []outgoing
@@ -111,6 +113,7 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 	// Before anything that dispatch may have queued already.
 	c.out = append([]outgoing{{other: &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Subscribed{Subscribed: &brokerv1.Subscribed{
 		ConsumerName: name, Bundle: string(t.u.guard.Bundle), Epoch: uint64(t.u.guard.Epoch), StartOffset: uint64(start),
+		Incarnation: c.incarnation,
 	}}}}}, c.out...)
 	c.mu.Unlock()
 	return c, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -198,7 +199,21 @@ func (l *lookup) LookupTopic(ctx context.Context, req *brokerv1.LookupTopicReque
 	if route.URL == "" {
 		return nil, statusError(refuse(brokerv1.Code_CODE_UNAVAILABLE, "look up topic %s: nobody serves bundle %s yet; try again", name, id))
 	}
-	return &brokerv1.LookupTopicResponse{BrokerUrl: route.URL, Bundle: string(id), Epoch: uint64(route.Epoch)}, nil
+	return &brokerv1.LookupTopicResponse{BrokerUrl: route.URL, Bundle: string(id), Epoch: uint64(route.Epoch), Brokers: l.b.liveBrokers()}, nil
+}
+
+// maxNamedBrokers is how many live brokers a lookup names.
+const maxNamedBrokers = 16
+
+// liveBrokers returns URLs of live brokers, some of them where there are many, from a random one on.
+func (b *Broker) liveBrokers() []string {
+	brokers := b.deps.Cache.Brokers()
+	urls := make([]string, 0, min(len(brokers), maxNamedBrokers))
+	from := rand.IntN(max(1, len(brokers)))
+	for i := range min(len(brokers), maxNamedBrokers) {
+		urls = append(urls, brokers[(from+i)%len(brokers)].URL)
+	}
+	return urls
 }
 
 // GetTopic tells how many partitions a topic has.

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -304,6 +305,8 @@ func (s *subscription) attach(c *consumer, kind brokerv1.SubscriptionType, who d
 	s.mu.Lock()
 	err := s.refusal()
 	generation, floor := s.cur.Generation(), s.cur.Floor()
+	uuid := s.cur.Meta().UUID
+	incarnation := binary.BigEndian.AppendUint32(uuid[:], uint32(generation))
 	var retries []dispatch.Retry
 	for r, retry := range s.cur.Retries().All() {
 		retries = append(retries, dispatch.Retry{Range: r, Count: retry.Count, NotBefore: time.UnixMilli(retry.NotBefore), Reason: retry.Reason})
@@ -330,7 +333,7 @@ func (s *subscription) attach(c *consumer, kind brokerv1.SubscriptionType, who d
 	if c.id, err = s.runner.AddConsumer(who, c); err != nil {
 		return err //nolint:wrapcheck // it says who is in the way
 	}
-	c.runner, c.generation = s.runner, generation
+	c.runner, c.generation, c.incarnation = s.runner, generation, incarnation
 	s.consumers[c] = struct{}{}
 	return nil
 }
@@ -381,7 +384,7 @@ func (s *subscription) seek(ctx context.Context, to entry.Offset) error {
 		s.runner.Seek(generation, to)
 	}
 	for c := range s.consumers {
-		c.stop(refuse(brokerv1.Code_CODE_UNAVAILABLE, "subscription %s of %s was moved to offset %d", s.name, s.t.name, to))
+		c.stop(refuse(brokerv1.Code_CODE_SUBSCRIPTION_MOVED, "subscription %s of %s was moved to offset %d", s.name, s.t.name, to))
 	}
 	s.attaching.Unlock()
 	select {

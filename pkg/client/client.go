@@ -3,17 +3,17 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
-
-	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 )
 
 // Client is a connection to a cluster. It is safe for concurrent use; one per process is enough.
 //
 // A client holds at most one connection per broker, shared by all its producers and consumers, and finds topics
-// by asking any broker it knows: those of the URL and every owner it has met. It reads no metadata store:
-// brokers answer from their caches, and an epoch beside each answer tells old news from new.
+// by asking any broker it knows: those of the URL, always, and the live ones that the latest lookup named. While
+// it has a stream open it looks its topic up every few seconds, so it outlives the brokers it was given. It reads
+// no metadata store: brokers answer from their caches, and an epoch beside each answer tells old news from new.
 type Client struct {
 	cfg  clientConfig
 	life context.Context // ends with Close
@@ -25,10 +25,10 @@ type Client struct {
 	mu     sync.Mutex
 	open   map[closer]struct{} // producers, consumers, readers
 	closed bool
-	met    time.Time // when the list of brokers was asked for
 }
 
-const meetEvery = 30 * time.Second
+// closePatience is how long a Close whose context has no deadline waits for answers that do not come.
+const closePatience = 10 * time.Second
 
 type closer interface {
 	Close(ctx context.Context) error
@@ -54,13 +54,14 @@ func Connect(ctx context.Context, url string, opts ...Option) (*Client, error) {
 	c := &Client{cfg: cfg, life: life, end: end, open: make(map[closer]struct{})}
 	c.pool = newPool(life, cfg, &c.wg)
 	c.pool.find = c.findOwner
-	c.dir.brokers = urls
+	c.dir.bootstrap = urls
 	return c, nil
 }
 
 // Close closes every producer, consumer and reader, waiting until what was published is answered and what was
-// acknowledged is durable, bounded by ctx; then it drops the connections. It returns once every goroutine of
-// the client is gone, with the first error met.
+// acknowledged is durable, bounded by ctx; then it drops the connections. Where ctx has no deadline it gives up
+// when nothing was answered for 10 s. It returns once every goroutine of the client is gone, with what its
+// producers' and consumers' Close returned, joined.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	c.closed = true
@@ -96,30 +97,40 @@ func (c *Client) register(o closer, runs []func()) bool {
 	return true
 }
 
-// meetBrokers asks for the list of live brokers in the background, now and then, so that a client that was
-// given one URL survives the loss of that broker.
-func (c *Client) meetBrokers() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed || time.Since(c.met) < meetEvery {
-		return
+// patient returns a context for a Close: ctx itself where it has a deadline, otherwise one that ends when progress
+// stands still for closePatience.
+func patient(ctx context.Context, progress func() int64) (context.Context, context.CancelFunc) {
+	if _, bounded := ctx.Deadline(); bounded || ctx.Done() != nil && ctx.Err() != nil {
+		return context.WithCancel(ctx)
 	}
-	c.met = time.Now()
-	c.wg.Go(func() {
-		r, err := askAny(c.life, c, "list brokers", "", "", func(ctx context.Context, conn *conn) (*brokerv1.ListBrokersResponse, error) {
-			return brokerv1.NewAdminClient(conn.cc).ListBrokers(ctx, &brokerv1.ListBrokersRequest{})
-		})
-		if err != nil {
-			c.cfg.log.DebugContext(c.life, "list of brokers not known", "error", err)
-			return
-		}
-		for _, b := range r.GetBrokers() {
-			if _, err := brokerAddr(b.GetUrl()); err == nil {
-				c.dir.learn(owner{url: b.GetUrl()})
-			}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var mu sync.Mutex
+	last, ended := progress(), false
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(closePatience, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		switch now := progress(); {
+		case ended:
+		case now == last:
+			cancel(errNoProgress)
+		default:
+			last = now
+			timer.Reset(closePatience)
 		}
 	})
+	return ctx, func() {
+		mu.Lock()
+		ended = true
+		timer.Stop()
+		mu.Unlock()
+		cancel(context.Canceled)
+	}
 }
+
+var errNoProgress = fmt.Errorf("nothing was answered for %v", closePatience)
 
 func (c *Client) forget(o closer) {
 	c.mu.Lock()

@@ -493,7 +493,7 @@ func TestSeek(t *testing.T) {
 	if err := s.Seek(t.Context(), client.AtOffset(2)); err != nil {
 		t.Fatal(err)
 	}
-	mustCode(t, old.Ack(t.Context()), client.CodeConflict)
+	mustCode(t, old.Ack(t.Context()), client.CodeSubscriptionMoved)
 	for i := 2; i < 5; i++ {
 		d, err := s.Receive(t.Context())
 		if err != nil || string(d.Value) != string(value(i)) {

@@ -95,6 +95,7 @@ type conn struct {
 	lookup    brokerv1.LookupClient
 
 	heard atomic.Int64 // Unix nanoseconds of the last sign of life
+	asked time.Time    // when the connection was last asked for; guarded by the pool's lock
 
 	mu     sync.Mutex
 	topics map[*use]struct{}
@@ -122,7 +123,10 @@ func (p *pool) get(url string) (*conn, error) {
 	if p.closed {
 		return nil, closedError("connect", "")
 	}
+	now := time.Now()
+	p.sweep(now)
 	if c, ok := p.conns[addr]; ok {
+		c.asked = now
 		return c, nil
 	}
 	cc, err := grpc.NewClient("passthrough:///"+addr, p.dialOptions()...)
@@ -130,11 +134,25 @@ func (p *pool) get(url string) (*conn, error) {
 		return nil, &Error{Code: CodeInvalid, Op: "connect", Broker: url, Err: err}
 	}
 	c := &conn{
-		url: url, addr: addr, pool: p, cc: cc, topics: make(map[*use]struct{}),
+		url: url, addr: addr, pool: p, cc: cc, topics: make(map[*use]struct{}), asked: now,
 		pubsub: brokerv1.NewPubSubClient(cc), lookup: brokerv1.NewLookupClient(cc),
 	}
 	p.conns[addr] = c
 	return c, nil
+}
+
+// unusedAfter is how long a connection is kept that carries no stream and that nobody asks for. Brokers that are gone
+// for good would be dialled for ever otherwise.
+const unusedAfter = time.Minute
+
+// sweep closes connections that are of no use. The lock is held.
+func (p *pool) sweep(now time.Time) {
+	for addr, c := range p.conns {
+		if now.Sub(c.asked) > unusedAfter && c.anyUse() == nil {
+			delete(p.conns, addr)
+			_ = c.cc.Close()
+		}
+	}
 }
 
 func (p *pool) dialOptions() []grpc.DialOption {

@@ -29,6 +29,8 @@ type Consumer struct {
 	mu     sync.Mutex
 	buffer []item
 	err    error // why the consumer ended
+	// leaving: streams are being ended in good order, and what still comes is for nobody.
+	leaving bool
 
 	closeOnce sync.Once
 	closeErr  error
@@ -118,12 +120,18 @@ func (s *Consumer) fail(err error) {
 }
 
 // reset forgets everything of a partition whose subscription was moved.
-func (s *Consumer) reset(p *subStream, why error) {
+func (s *Consumer) reset(p *subStream) {
 	s.mu.Lock()
 	waiters := p.in.moved()
 	p.nacks = nil
 	s.mu.Unlock()
-	p.tell(waiters, &Error{Code: CodeConflict, Op: "acknowledge", Topic: p.topic, Err: why})
+	p.tell(waiters, p.movedError())
+}
+
+func (s *Consumer) isLeaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaving
 }
 
 // take returns the next item of the buffer, or the reason why none will come.
@@ -264,7 +272,7 @@ func (s *Consumer) seek(ctx context.Context, p *subStream, to Position) error {
 	if err != nil {
 		return err
 	}
-	s.reset(p, errors.New("the subscription was moved"))
+	s.reset(p)
 	return nil
 }
 
@@ -282,15 +290,19 @@ func (s *Consumer) Unsubscribe(ctx context.Context) error {
 	return err
 }
 
-// Close waits until what was acknowledged is durable, bounded by ctx, and closes the streams. Messages that were
-// received and not acknowledged are delivered again to another consumer, or the next.
+// Close waits until what was acknowledged is durable, closes the streams, and waits until the brokers have let the
+// consumer go, all bounded by ctx, or by 10 s where that has no deadline. Messages that were received and not
+// acknowledged are delivered again to another consumer, or the next.
 func (s *Consumer) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() {
+		ctx, cancel := patient(ctx, func() int64 { return 0 })
+		defer cancel()
 		for _, p := range s.partitions {
 			if err := s.settle(ctx, p); err != nil && s.closeErr == nil {
 				s.closeErr = err
 			}
 		}
+		s.leave(ctx)
 		s.fail(closedError("receive", s.topic))
 		for _, p := range s.partitions {
 			<-p.done
@@ -301,6 +313,29 @@ func (s *Consumer) Close(ctx context.Context) error {
 		s.c.forget(s)
 	})
 	return s.closeErr
+}
+
+// leave ends the streams in good order, as long as ctx lasts.
+func (s *Consumer) leave(ctx context.Context) {
+	s.mu.Lock()
+	s.leaving = true
+	for _, p := range s.partitions {
+		if !p.serving {
+			p.cancel()
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range s.partitions {
+		nudge(p.wake)
+		nudge(p.drain)
+	}
+	for _, p := range s.partitions {
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // settle waits until the acknowledgements of a partition are answered.

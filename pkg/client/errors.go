@@ -43,6 +43,8 @@ const (
 	CodeDenied Code = 11
 	// CodeRefused: a safety check refused.
 	CodeRefused Code = 12
+	// CodeSubscriptionMoved: a seek moved the subscription; what was delivered before cannot be acknowledged.
+	CodeSubscriptionMoved Code = 13
 	// CodeTimeout: the context ended first; nothing was done.
 	CodeTimeout Code = 100
 	// CodeClosed: the client, producer or consumer is closed.
@@ -59,7 +61,7 @@ func (c Code) String() string {
 	case CodeClosed:
 		return "closed"
 	case CodeInvalid, CodeNotFound, CodeConflict, CodeOverloaded, CodeUnavailable, CodeNotOwner, CodeOutcomeUnknown,
-		CodeFenced, CodeBacklogExceeded, CodeInternal, CodeDenied, CodeRefused:
+		CodeFenced, CodeBacklogExceeded, CodeInternal, CodeDenied, CodeRefused, CodeSubscriptionMoved:
 		name := strings.TrimPrefix(brokerv1.Code(c).String(), "CODE_")
 		return strings.ReplaceAll(strings.ToLower(name), "_", " ")
 	}

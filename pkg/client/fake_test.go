@@ -38,6 +38,9 @@ type cluster struct {
 	holdAck bool // acknowledgements are stored, not answered
 	starts  []*brokerv1.Subscribe
 	fatal   *brokerv1.Error // answer to opens
+	// breakOff ends one consume stream.
+	breakOff *brokerv1.Error
+	streams  int // open
 }
 
 // verdict scripts what a broker does with a batch.
@@ -150,6 +153,25 @@ func (c *cluster) moveTo(b *broker) {
 	c.changed.Broadcast()
 }
 
+// connected counts streams, opened the consume streams ever.
+func (c *cluster) connected() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.streams
+}
+
+func (c *cluster) opened() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.starts)
+}
+
+func (c *cluster) count(by int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streams += by
+}
+
 func (c *cluster) script(f func(b *brokerv1.Batch) verdict) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,7 +263,13 @@ func (b *broker) LookupTopic(ctx context.Context, _ *brokerv1.LookupTopicRequest
 	if b.stale > 0 {
 		return &brokerv1.LookupTopicResponse{BrokerUrl: b.url(), Bundle: "public/default/0", Epoch: b.stale}, nil
 	}
-	return &brokerv1.LookupTopicResponse{BrokerUrl: b.c.owner.url(), Bundle: "public/default/0", Epoch: b.c.epoch}, nil
+	answer := &brokerv1.LookupTopicResponse{BrokerUrl: b.c.owner.url(), Bundle: "public/default/0", Epoch: b.c.epoch}
+	for _, other := range b.c.brokers {
+		if other.life.Err() == nil {
+			answer.Brokers = append(answer.Brokers, other.url())
+		}
+	}
+	return answer, nil
 }
 
 func (b *broker) GetTopic(ctx context.Context, r *brokerv1.GetTopicRequest) (*brokerv1.GetTopicResponse, error) {
@@ -286,22 +314,19 @@ func (b *broker) SeekSubscription(_ context.Context, r *brokerv1.SeekSubscriptio
 	t := b.c.topic(r.GetTopic())
 	s := b.c.sub(r.GetTopic(), r.GetSubscription())
 	to := startOf(r.GetTo(), t)
+	s.seek(to)
+	b.c.changed.Broadcast()
+	return &brokerv1.SeekSubscriptionResponse{Offset: to}, nil
+}
+
+// seek moves a subscription.
+func (s *fakeSub) seek(to uint64) {
 	s.acked, s.holder = make(map[uint64]bool), make(map[uint64]*consumer)
 	for o := range to {
 		s.acked[o] = true
 	}
 	s.low = 0
 	s.kicked++
-	b.c.changed.Broadcast()
-	return &brokerv1.SeekSubscriptionResponse{Offset: to}, nil
-}
-
-func (b *broker) ListBrokers(context.Context, *brokerv1.ListBrokersRequest) (*brokerv1.ListBrokersResponse, error) {
-	out := &brokerv1.ListBrokersResponse{}
-	for _, other := range b.c.brokers {
-		out.Brokers = append(out.Brokers, &brokerv1.BrokerInfo{Url: other.url()})
-	}
-	return out, nil
 }
 
 func startOf(s *brokerv1.Start, t *fakeTopic) uint64 {
@@ -315,6 +340,8 @@ func startOf(s *brokerv1.Start, t *fakeTopic) uint64 {
 }
 
 func (b *broker) Publish(stream brokerv1.PubSub_PublishServer) error {
+	b.c.count(1)
+	defer b.c.count(-1)
 	if err := b.silence(stream.Context()); err != nil {
 		return err
 	}
@@ -444,6 +471,8 @@ func failure(b *brokerv1.Batch, e *brokerv1.Error) *brokerv1.PublishResponse {
 }
 
 func (b *broker) Consume(stream brokerv1.PubSub_ConsumeServer) error {
+	b.c.count(1)
+	defer b.c.count(-1)
 	if err := b.silence(stream.Context()); err != nil {
 		return err
 	}
@@ -508,14 +537,15 @@ func (b *broker) Consume(stream brokerv1.PubSub_ConsumeServer) error {
 	}
 	if err := send(&brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Subscribed{Subscribed: &brokerv1.Subscribed{
 		ConsumerName: "consumer", Bundle: "public/default/0", Epoch: epoch, StartOffset: start,
+		Incarnation: []byte{byte(kicked)},
 	}}}); err != nil {
 		return err
 	}
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		defer close(done)
 		defer func() {
+			close(done)
 			c.mu.Lock()
 			c.changed.Broadcast()
 			c.mu.Unlock()
@@ -557,8 +587,11 @@ func (b *broker) Consume(stream brokerv1.PubSub_ConsumeServer) error {
 				c.changed.Wait()
 			case c.owner != b:
 				out = &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Moved{Moved: &brokerv1.Moved{BrokerUrl: c.owner.url(), Bundle: "public/default/0", Epoch: c.epoch}}}
+			case c.breakOff != nil:
+				out = &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Error{Error: c.breakOff}}
+				c.breakOff = nil
 			case s.kicked != kicked:
-				out = &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Error{Error: &brokerv1.Error{Code: brokerv1.Code_CODE_NOT_OWNER, Message: "moved by a seek", Retryable: true}}}
+				out = &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Error{Error: &brokerv1.Error{Code: brokerv1.Code_CODE_SUBSCRIPTION_MOVED, Message: "moved by a seek", Retryable: true}}}
 			default:
 				if d := next(t, s, me); d != nil {
 					out = &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Deliver{Deliver: &brokerv1.Deliver{Entries: []*brokerv1.DeliveredEntry{d}}}}

@@ -19,12 +19,16 @@ type owner struct {
 
 const maxBrokers = 64
 
-// directory remembers the brokers met and the highest epoch seen of each bundle, so that an answer out of a
+// directory remembers whom to ask, and the highest epoch seen of each bundle, so that an answer out of a
 // stale cache cannot send the client back to an owner that was replaced.
+//
+// Brokers come and go under new addresses. So each lookup's answer replaces what is known of live ones, and those of
+// the client's URL stay for good: a name there may resolve to others by then.
 type directory struct {
-	mu      sync.Mutex
-	brokers []string // the one that answered last first
-	epochs  map[string]uint64
+	mu        sync.Mutex
+	bootstrap []string // of the client's URL
+	brokers   []string // met: the one that answered last first
+	epochs    map[string]uint64
 }
 
 // learn notes what a broker said of ownership. It reports false for news older than what is known.
@@ -40,31 +44,63 @@ func (d *directory) learn(o owner) bool {
 		}
 		d.epochs[o.bundle] = o.epoch
 	}
-	// A cluster whose brokers come and go under new addresses must not make the list grow for ever.
 	if o.url != "" && !slices.Contains(d.brokers, o.url) {
-		if len(d.brokers) >= maxBrokers {
-			d.brokers = slices.Delete(d.brokers, len(d.brokers)-1, len(d.brokers))
-		}
 		d.brokers = append(d.brokers, o.url)
+		d.bound()
 	}
 	return true
+}
+
+// live notes which brokers are alive, as one of them says. Nothing said changes nothing.
+func (d *directory) live(urls []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(urls) == 0 {
+		return
+	}
+	d.brokers = slices.DeleteFunc(d.brokers, func(u string) bool { return !slices.Contains(urls, u) })
+	for _, u := range urls {
+		if _, err := brokerAddr(u); err == nil && !slices.Contains(d.brokers, u) {
+			d.brokers = append(d.brokers, u)
+		}
+	}
+	d.bound()
+}
+
+func (d *directory) bound() {
+	if len(d.brokers) > maxBrokers {
+		d.brokers = slices.Delete(d.brokers, maxBrokers, len(d.brokers))
+	}
 }
 
 // answered moves a broker to the front.
 func (d *directory) answered(url string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if i := slices.Index(d.brokers, url); i > 0 {
-		d.brokers = slices.Insert(slices.Delete(d.brokers, i, i+1), 0, url)
+	if i := slices.Index(d.brokers, url); i >= 0 {
+		d.brokers = slices.Delete(d.brokers, i, i+1)
 	}
+	d.brokers = slices.Insert(d.brokers, 0, url)
+	d.bound()
 }
 
-// candidates lists the brokers to ask, avoid last.
+// candidates lists the brokers to ask: the one that answered last, those of the client's URL, the others; avoid
+// last.
 func (d *directory) candidates(avoid string) []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	out := slices.Clone(d.brokers)
-	if i := slices.Index(out, avoid); i >= 0 && avoid != "" {
+	out := make([]string, 0, len(d.brokers)+len(d.bootstrap))
+	add := func(urls []string) {
+		for _, u := range urls {
+			if !slices.Contains(out, u) {
+				out = append(out, u)
+			}
+		}
+	}
+	add(d.brokers[:min(1, len(d.brokers))])
+	add(d.bootstrap)
+	add(d.brokers)
+	if i := slices.Index(out, avoid); i >= 0 {
 		out = append(slices.Delete(out, i, i+1), avoid)
 	}
 	return out
@@ -159,7 +195,7 @@ func (c *Client) findOwner(ctx context.Context, topic, avoid string) (owner, err
 		if o.url == "" {
 			return owner{}, &Error{Code: CodeUnavailable, Op: "look up", Topic: topic, Broker: conn.url, Retryable: true, Err: errors.New("nobody serves it yet")}
 		}
-		c.meetBrokers()
+		c.dir.live(r.GetBrokers())
 		if !c.dir.learn(o) {
 			return owner{}, &Error{Code: CodeUnavailable, Op: "look up", Topic: topic, Broker: conn.url, Retryable: true, Err: errors.New("the answer is older than what is known")}
 		}

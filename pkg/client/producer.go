@@ -195,12 +195,34 @@ func (p *Producer) Flush(ctx context.Context) error {
 	return first
 }
 
-// Close refuses new messages, flushes, bounded by ctx, and closes the streams. Messages without an outcome by
-// then get CodeClosed if they were never sent, an unknown outcome otherwise. It returns what Flush does.
+// Close refuses new messages, flushes, and closes the streams, waiting until the brokers have let the producer go. ctx
+// bounds that; where it has no deadline, Close gives up when nothing was answered for 10 s. Messages without an outcome
+// by then get CodeClosed if they were never sent, an unknown outcome otherwise; and Close returns CodeOutcomeUnknown if
+// there are any of the latter, CodeTimeout if there are only former. Otherwise it returns what Flush does.
 func (p *Producer) Close(ctx context.Context) error {
 	p.closeOnce.Do(func() {
 		p.closing.Store(true)
+		ctx, cancel := patient(ctx, func() int64 {
+			var answers int64
+			for _, s := range p.partitions {
+				answers += s.answered()
+			}
+			return answers
+		})
+		defer cancel()
 		p.closeErr = p.Flush(ctx)
+		if ctx.Err() != nil {
+			p.closeErr = p.unfinished(causeOf(ctx), p.closeErr)
+		}
+		for _, s := range p.partitions {
+			s.leave()
+		}
+		for _, s := range p.partitions {
+			select {
+			case <-s.done:
+			case <-ctx.Done():
+			}
+		}
 		for _, s := range p.partitions {
 			s.cancel()
 		}
@@ -210,6 +232,22 @@ func (p *Producer) Close(ctx context.Context) error {
 		p.c.forget(p)
 	})
 	return p.closeErr
+}
+
+// unfinished says what a Close leaves without an outcome; otherwise, which is returned when that is nothing.
+func (p *Producer) unfinished(cause, otherwise error) error {
+	sent, unsent := 0, 0
+	for _, s := range p.partitions {
+		a, b := s.unsettled()
+		sent, unsent = sent+a, unsent+b
+	}
+	switch {
+	case sent > 0:
+		return unknownOutcome("close producer", p.topic, fmt.Errorf("%d messages were sent and are not confirmed, %d were not sent: %w", sent, unsent, cause))
+	case unsent > 0:
+		return timeoutError("close producer", p.topic, fmt.Errorf("%d messages were not sent: %w", unsent, cause))
+	}
+	return otherwise
 }
 
 // roundRobin gives messages without a key to the partitions in turn. It stays with one for about a batch: to

@@ -38,6 +38,9 @@ type pubStream struct {
 	maxMessage int
 	retry      backoff // of batches that failed for now
 	failures   int     // of batches, since the last receipt or open
+	answers    int64   // receipts and refusals
+	serving    bool    // a stream is open, and ends in good order when the producer leaves
+	leaving    bool
 
 	payload []byte // scratch of the sending goroutine
 }
@@ -154,7 +157,7 @@ func (s *pubStream) run() {
 			st.close()
 			s.apply((*window).broken)
 		}
-		if s.life.Err() != nil {
+		if s.life.Err() != nil || s.isLeaving() {
 			break
 		}
 		e := asError(err)
@@ -170,6 +173,37 @@ func (s *pubStream) run() {
 		pace.wait(s.life, st != nil && time.Since(began) > time.Second, hint.url != "")
 	}
 	s.end(closedError("publish", s.topic))
+}
+
+// leave ends the stream in good order, once nothing is in flight on it.
+func (s *pubStream) leave() {
+	s.mu.Lock()
+	s.leaving = true
+	if !s.serving {
+		s.cancel()
+	}
+	s.mu.Unlock()
+	s.nudge()
+}
+
+func (s *pubStream) isLeaving() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.leaving
+}
+
+// answered counts what the brokers answered.
+func (s *pubStream) answered() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.answers
+}
+
+// unsettled counts the messages without an outcome that were sent, and those that were not.
+func (s *pubStream) unsettled() (sent, unsent int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.unsettled()
 }
 
 func (s *pubStream) markReady() {
@@ -289,11 +323,20 @@ func (s *pubStream) serve(st *openStream) error {
 	watch := newSuspicion(st.ctx, s.c, &wg, s.topic, st.owner)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	s.mu.Lock()
+	s.serving = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.serving = false
+		s.mu.Unlock()
+	}()
 	for {
 		s.mu.Lock()
 		now := time.Now()
 		send, wake := s.w.step(now)
 		oldest := s.w.oldest()
+		leaving := s.leaving
 		e := s.w.take()
 		s.mu.Unlock()
 		s.carryOut(e)
@@ -301,6 +344,10 @@ func (s *pubStream) serve(st *openStream) error {
 			if err := s.send(st, b); err != nil {
 				return <-ended
 			}
+		}
+		if leaving { // the broker ends the stream when it has let the producer go
+			_ = st.stream.CloseSend()
+			return <-ended
 		}
 		if at := watch.since(oldest, time.Now()); !at.IsZero() && (wake.IsZero() || at.Before(wake)) {
 			wake = at
@@ -392,6 +439,7 @@ func (s *pubStream) receive(st *openStream) error {
 			s.apply(func(w *window) {
 				s.retry.reset()
 				s.failures = 0
+				s.answers++
 				known = w.receipt(k.Receipt.GetFirstSequence(), entry.Offset(k.Receipt.GetOffset()), position, k.Receipt.GetDuplicate())
 			})
 		case *brokerv1.PublishResponse_Failed:

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,10 @@ type subStream struct {
 	last     error         // why the latest attempt to open failed
 	paused   chan struct{} // not nil while a seek is under way; closed at its end
 	breakOff context.CancelFunc
-	retry    backoff // of acknowledgements that failed for now
+	serving  bool // a stream is open, and ends in good order when the consumer leaves
+	// incarnation is the subscription's, on the latest stream: another one on the next says that it was moved between.
+	incarnation []byte
+	retry       backoff // of acknowledgements that failed for now
 }
 
 type nackItem struct {
@@ -94,6 +98,9 @@ func (s *subStream) run() {
 		}
 		e := asError(err)
 		s.lost(st != nil, e)
+		if s.c.isLeaving() {
+			break
+		}
 		if e.Code == CodeConflict && s.wasReady() {
 			if conflict.IsZero() {
 				conflict = time.Now()
@@ -252,22 +259,39 @@ func (s *subStream) handshake(ctx context.Context, st *openSub) error {
 			return fromMoved("subscribe", s.topic, o.url, nil)
 		}
 		st.owner = o
-		s.c.mu.Lock()
-		defer s.c.mu.Unlock()
-		if s.paused != nil {
-			return fromMoved("subscribe", s.topic, o.url, nil) // a seek is under way: what this stream brings is of before
-		}
-		s.breakOff = st.cancel
-		s.name = k.Subscribed.GetConsumerName()
-		s.in.connected(entry.Offset(k.Subscribed.GetStartOffset()))
-		st.gen = s.in.streamGen
-		return nil
+		return s.subscribed(st, k.Subscribed)
 	case *brokerv1.ConsumeResponse_Moved:
 		return fromMoved("subscribe", s.topic, st.owner.url, k.Moved)
 	case *brokerv1.ConsumeResponse_Error:
 		return fromWire("subscribe", s.topic, st.owner.url, k.Error)
 	}
 	return invalidError("subscribe", s.topic, "the broker answered with %T", resp.GetKind())
+}
+
+// subscribed starts a stream that the broker has accepted.
+func (s *subStream) subscribed(st *openSub, ok *brokerv1.Subscribed) error {
+	s.c.mu.Lock()
+	if s.paused != nil {
+		s.c.mu.Unlock()
+		return fromMoved("subscribe", s.topic, st.owner.url, nil) // a seek is under way: what this stream brings is of before
+	}
+	var waiters []chan error
+	if s.incarnation != nil && !bytes.Equal(s.incarnation, ok.GetIncarnation()) {
+		waiters = s.in.moved() // by somebody's seek, while there was no stream to tell
+	}
+	s.incarnation = ok.GetIncarnation()
+	s.breakOff = st.cancel
+	s.name = ok.GetConsumerName()
+	s.in.connected(entry.Offset(ok.GetStartOffset()))
+	st.gen = s.in.streamGen
+	s.c.mu.Unlock()
+	s.tell(waiters, s.movedError())
+	return nil
+}
+
+// movedError refuses acknowledgements of what was delivered before a seek.
+func (s *subStream) movedError() *Error {
+	return &Error{Code: CodeSubscriptionMoved, Op: "acknowledge", Topic: s.topic, Err: errors.New("the subscription was moved since the message was delivered")}
 }
 
 // serve sends what the inbox wants sent until the stream ends, and returns why.
@@ -283,6 +307,14 @@ func (s *subStream) serve(st *openSub) error {
 	watch := newSuspicion(st.ctx, s.c.c, &wg, s.topic, st.owner)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	s.c.mu.Lock()
+	s.serving = true
+	s.c.mu.Unlock()
+	defer func() {
+		s.c.mu.Lock()
+		s.serving = false
+		s.c.mu.Unlock()
+	}()
 	var asked time.Time // when the oldest acknowledgement in flight was sent, about
 	for {
 		out, wake, waiting := s.collect(time.Now())
@@ -290,6 +322,10 @@ func (s *subStream) serve(st *openSub) error {
 			if err := st.stream.Send(req); err != nil {
 				return <-ended
 			}
+		}
+		if s.c.isLeaving() { // the broker ends the stream when it has let the consumer go
+			_ = st.stream.CloseSend()
+			return <-ended
 		}
 		switch {
 		case !waiting:
@@ -373,8 +409,9 @@ func (s *subStream) receive(st *openSub) error {
 			return fromMoved("consume", s.topic, st.owner.url, k.Moved)
 		case *brokerv1.ConsumeResponse_Error:
 			e := fromWire("consume", s.topic, st.owner.url, k.Error)
-			if e.Retryable {
-				s.c.reset(s, errors.New("the subscription was moved")) // by somebody's seek
+			if e.Code == CodeSubscriptionMoved { // by somebody's seek
+				s.c.reset(s)
+				e.Retryable = true
 			}
 			return e
 		default:
@@ -388,8 +425,8 @@ func (s *subStream) deliver(st *openSub, e *brokerv1.DeliveredEntry) {
 	messages, err := unpack(e, s.topic, s.partition)
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
-	if s.in.streamGen != st.gen {
-		return // of before a seek
+	if s.in.streamGen != st.gen || s.c.leaving {
+		return // of before a seek, or for nobody
 	}
 	kept := messages[:0]
 	for _, d := range messages {
@@ -419,7 +456,7 @@ func (s *subStream) deliver(st *openSub, e *brokerv1.DeliveredEntry) {
 func (s *subStream) waitRoom(ctx context.Context) bool {
 	for {
 		s.c.mu.Lock()
-		wait := s.in.flow.full() && !s.in.acks.waiting()
+		wait := s.in.flow.full() && !s.in.acks.waiting() && !s.c.leaving
 		s.c.mu.Unlock()
 		if !wait {
 			return true
@@ -471,7 +508,7 @@ func (s *subStream) ack(d *Delivery, waiter chan error, cumulative bool) {
 	case s.life.Err() != nil:
 		err = closedError("acknowledge", s.topic)
 	case d.epoch != s.in.epoch:
-		err = &Error{Code: CodeConflict, Op: "acknowledge", Topic: s.topic, Err: errors.New("delivered before the subscription was moved")}
+		err = s.movedError()
 	case cumulative && s.c.cfg.kind == Shared:
 		err = invalidError("acknowledge", s.topic, "a Shared subscription has no order to acknowledge cumulatively in")
 	case cumulative:

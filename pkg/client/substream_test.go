@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"testing"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
@@ -58,7 +57,7 @@ func TestDeliveryOfBeforeSeek(t *testing.T) {
 	if len(consumer.buffer) != 1 {
 		t.Fatalf("%d buffered", len(consumer.buffer))
 	}
-	consumer.reset(s, errors.New("moved"))
+	consumer.reset(s)
 	s.deliver(st, entry)
 	if it, ok := consumer.take(); ok {
 		t.Fatalf("handed out %+v", it)

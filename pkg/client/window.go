@@ -412,6 +412,21 @@ func (w *window) flush() *flushWait {
 	return f
 }
 
+// unsettled counts the messages without an outcome that were sent, and those that were not.
+func (w *window) unsettled() (sent, unsent int) {
+	for _, b := range w.queue {
+		if b.numbered {
+			sent += b.live
+		} else {
+			unsent += b.live
+		}
+	}
+	if w.open != nil {
+		unsent += w.open.live
+	}
+	return sent, unsent
+}
+
 // oldest returns when the oldest unanswered batch was sent; zero if nothing is in flight.
 func (w *window) oldest() time.Time {
 	for _, b := range w.queue[:w.sent] {

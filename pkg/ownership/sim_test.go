@@ -44,7 +44,7 @@ type simMove struct {
 	bundle   meta.BundleID
 	from, to string
 	life     ownership.Life // of to
-	seized   bool // from an owner whose lease was alive
+	seized   bool           // from an owner whose lease was alive
 }
 
 type simEtcd struct {

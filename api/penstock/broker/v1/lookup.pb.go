@@ -75,7 +75,9 @@ type LookupTopicResponse struct {
 	// Bundle of the topic.
 	Bundle string `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
 	// Epoch of the bundle. Clients ignore lower ones than they have seen.
-	Epoch         uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// URLs of live brokers, not necessarily all: whom to ask when those the client knew are gone.
+	Brokers       []string `protobuf:"bytes,4,rep,name=brokers,proto3" json:"brokers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -129,6 +131,13 @@ func (x *LookupTopicResponse) GetEpoch() uint64 {
 		return x.Epoch
 	}
 	return 0
+}
+
+func (x *LookupTopicResponse) GetBrokers() []string {
+	if x != nil {
+		return x.Brokers
+	}
+	return nil
 }
 
 // GetTopicRequest asks what a topic is.
@@ -247,12 +256,13 @@ const file_penstock_broker_v1_lookup_proto_rawDesc = "" +
 	"\n" +
 	"\x1fpenstock/broker/v1/lookup.proto\x12\x12penstock.broker.v1\"*\n" +
 	"\x12LookupTopicRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"b\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"|\n" +
 	"\x13LookupTopicResponse\x12\x1d\n" +
 	"\n" +
 	"broker_url\x18\x01 \x01(\tR\tbrokerUrl\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x14\n" +
-	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"?\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x18\n" +
+	"\abrokers\x18\x04 \x03(\tR\abrokers\"?\n" +
 	"\x0fGetTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
 	"\x06create\x18\x02 \x01(\bR\x06create\"H\n" +

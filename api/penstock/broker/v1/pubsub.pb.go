@@ -121,6 +121,8 @@ const (
 	Code_CODE_DENIED Code = 11
 	// A safety check refused; the text says which.
 	Code_CODE_REFUSED Code = 12
+	// The subscription was moved by a seek: subscribe again. What was delivered before can no longer be acknowledged.
+	Code_CODE_SUBSCRIPTION_MOVED Code = 13
 )
 
 // Enum value maps for Code.
@@ -139,21 +141,23 @@ var (
 		10: "CODE_INTERNAL",
 		11: "CODE_DENIED",
 		12: "CODE_REFUSED",
+		13: "CODE_SUBSCRIPTION_MOVED",
 	}
 	Code_value = map[string]int32{
-		"CODE_UNSPECIFIED":      0,
-		"CODE_INVALID":          1,
-		"CODE_NOT_FOUND":        2,
-		"CODE_CONFLICT":         3,
-		"CODE_OVERLOADED":       4,
-		"CODE_UNAVAILABLE":      5,
-		"CODE_NOT_OWNER":        6,
-		"CODE_OUTCOME_UNKNOWN":  7,
-		"CODE_FENCED":           8,
-		"CODE_BACKLOG_EXCEEDED": 9,
-		"CODE_INTERNAL":         10,
-		"CODE_DENIED":           11,
-		"CODE_REFUSED":          12,
+		"CODE_UNSPECIFIED":        0,
+		"CODE_INVALID":            1,
+		"CODE_NOT_FOUND":          2,
+		"CODE_CONFLICT":           3,
+		"CODE_OVERLOADED":         4,
+		"CODE_UNAVAILABLE":        5,
+		"CODE_NOT_OWNER":          6,
+		"CODE_OUTCOME_UNKNOWN":    7,
+		"CODE_FENCED":             8,
+		"CODE_BACKLOG_EXCEEDED":   9,
+		"CODE_INTERNAL":           10,
+		"CODE_DENIED":             11,
+		"CODE_REFUSED":            12,
+		"CODE_SUBSCRIPTION_MOVED": 13,
 	}
 )
 
@@ -1796,7 +1800,11 @@ type Subscribed struct {
 	// Epoch of the bundle.
 	Epoch uint64 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Offset below which everything is acknowledged, or where a reader starts.
-	StartOffset   uint64 `protobuf:"varint,4,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`
+	StartOffset uint64 `protobuf:"varint,4,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`
+	// Names the subscription's life between two seeks. Where it differs from the one of the stream before, the
+	// subscription was moved, or deleted and created again, meanwhile: what was delivered before can no longer be
+	// acknowledged. Empty for a reader.
+	Incarnation   []byte `protobuf:"bytes,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1857,6 +1865,13 @@ func (x *Subscribed) GetStartOffset() uint64 {
 		return x.StartOffset
 	}
 	return 0
+}
+
+func (x *Subscribed) GetIncarnation() []byte {
+	if x != nil {
+		return x.Incarnation
+	}
+	return nil
 }
 
 // Deliver carries entries to a consumer.
@@ -2331,13 +2346,14 @@ const file_penstock_broker_v1_pubsub_proto_rawDesc = "" +
 	"\x0eactive_changed\x18\x04 \x01(\v2!.penstock.broker.v1.ActiveChangedH\x00R\ractiveChanged\x121\n" +
 	"\x05moved\x18\x05 \x01(\v2\x19.penstock.broker.v1.MovedH\x00R\x05moved\x121\n" +
 	"\x05error\x18\x06 \x01(\v2\x19.penstock.broker.v1.ErrorH\x00R\x05errorB\x06\n" +
-	"\x04kind\"\x82\x01\n" +
+	"\x04kind\"\xa4\x01\n" +
 	"\n" +
 	"Subscribed\x12#\n" +
 	"\rconsumer_name\x18\x01 \x01(\tR\fconsumerName\x12\x16\n" +
 	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12!\n" +
-	"\fstart_offset\x18\x04 \x01(\x04R\vstartOffset\"G\n" +
+	"\fstart_offset\x18\x04 \x01(\x04R\vstartOffset\x12 \n" +
+	"\vincarnation\x18\x05 \x01(\fR\vincarnation\"G\n" +
 	"\aDeliver\x12<\n" +
 	"\aentries\x18\x01 \x03(\v2\".penstock.broker.v1.DeliveredEntryR\aentries\"\x92\x02\n" +
 	"\x0eDeliveredEntry\x128\n" +
@@ -2366,7 +2382,7 @@ const file_penstock_broker_v1_pubsub_proto_rawDesc = "" +
 	"\x0eACK_LEVEL_NONE\x10\x01\x12\x11\n" +
 	"\rACK_LEVEL_ONE\x10\x02\x12\x14\n" +
 	"\x10ACK_LEVEL_QUORUM\x10\x03\x12\x11\n" +
-	"\rACK_LEVEL_ALL\x10\x04*\x90\x02\n" +
+	"\rACK_LEVEL_ALL\x10\x04*\xad\x02\n" +
 	"\x04Code\x12\x14\n" +
 	"\x10CODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fCODE_INVALID\x10\x01\x12\x12\n" +
@@ -2381,7 +2397,8 @@ const file_penstock_broker_v1_pubsub_proto_rawDesc = "" +
 	"\rCODE_INTERNAL\x10\n" +
 	"\x12\x0f\n" +
 	"\vCODE_DENIED\x10\v\x12\x10\n" +
-	"\fCODE_REFUSED\x10\f*\x94\x01\n" +
+	"\fCODE_REFUSED\x10\f\x12\x1b\n" +
+	"\x17CODE_SUBSCRIPTION_MOVED\x10\r*\x94\x01\n" +
 	"\x10SubscriptionType\x12!\n" +
 	"\x1dSUBSCRIPTION_TYPE_UNSPECIFIED\x10\x00\x12\x1f\n" +
 	"\x1bSUBSCRIPTION_TYPE_EXCLUSIVE\x10\x01\x12\x1e\n" +
