@@ -2,6 +2,8 @@ package client
 
 import (
 	"context"
+	"errors"
+	"io"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -134,11 +136,26 @@ func (r *router) NewStream(ctx context.Context, desc *grpc.StreamDesc, method st
 		}
 		s, err := conn.cc.NewStream(ctx, desc, method, opts...)
 		if err == nil {
-			return s, nil
+			return &adminStream{ClientStream: s, op: opOf(method), broker: url}, nil
 		}
 		errs = append(errs, fromStatus(opOf(method), "", url, err))
 	}
 	return nil, unreachable(opOf(method), "", errs)
+}
+
+// adminStream makes errors of this package of those that end a stream.
+type adminStream struct {
+	grpc.ClientStream
+	op, broker string
+}
+
+// RecvMsg receives a message; io.EOF is the good end.
+func (s *adminStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err == nil || errors.Is(err, io.EOF) {
+		return err //nolint:wrapcheck // io.EOF is part of the interface
+	}
+	return fromStatus(s.op, "", s.broker, err)
 }
 
 // mayBeDone tells whether a failed call may have reached a broker that never answered. gRPC has no type for

@@ -94,7 +94,7 @@ func (p Program) Run(ctx context.Context, args []string, out, errOut io.Writer) 
 	cmd.SetArgs(args)
 	cmd.SetOut(out)
 	cmd.SetErr(errOut)
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &settings.UsageError{Err: err} })
+	cmd.SetFlagErrorFunc(settings.FlagError)
 	err := cmd.ExecuteContext(ctx)
 	if err == nil {
 		return ExitOK

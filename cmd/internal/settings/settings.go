@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 )
@@ -52,6 +53,21 @@ func Usagef(format string, args ...any) error { return &UsageError{Err: fmt.Erro
 func AddFlags(flags *pflag.FlagSet) {
 	flags.String(configFlag, "", "YAML file with settings named like the flags")
 	flags.Bool(printFlag, false, "print the settings in force, as a file for --config, and exit")
+}
+
+// FlagError makes a *UsageError of what cobra says about a command line, and names the nearest flag. It is a
+// FlagErrorFunc.
+func FlagError(cmd *cobra.Command, err error) error {
+	hint := ""
+	if name, ok := strings.CutPrefix(err.Error(), "unknown flag: --"); ok {
+		var known []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+		cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+		if near := Nearest(name, known); near != "" {
+			hint = "; did you mean --" + near + "?"
+		}
+	}
+	return Usagef("%w%s (see %s --help)", err, hint, cmd.CommandPath())
 }
 
 // PrintWanted reports whether --print-config was given.
@@ -218,7 +234,11 @@ func Print(w io.Writer, flags *pflag.FlagSet) error {
 // Nearest returns the name of known with the smallest edit distance to name, if it is near enough to be meant;
 // otherwise "".
 func Nearest(name string, known []string) string {
-	best, bestDistance := "", max(2, len(name)/3)+1
+	limit := max(2, len(name)/3)
+	if len(name) < 4 {
+		limit = 1 // two changes make any short word of any other
+	}
+	best, bestDistance := "", limit+1
 	for _, k := range slices.Sorted(slices.Values(known)) {
 		if d := editDistance(name, k); d < bestDistance {
 			best, bestDistance = k, d

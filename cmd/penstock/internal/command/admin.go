@@ -10,8 +10,9 @@ import (
 // admin runs calls of the admin API within --timeout.
 func (a *app) admin(ctx context.Context, f func(context.Context, brokerv1.AdminClient) error) error {
 	return a.connect(ctx, func(ctx context.Context, c *client.Client) error {
-		ctx, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
-		return f(ctx, c.Admin())
+		ctx, done := a.opening(ctx)
+		err := f(ctx, c.Admin())
+		done(err)
+		return err
 	})
 }

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -117,6 +119,22 @@ func TestExitCodes(t *testing.T) {
 		"no terminal to ask": {[]string{"topic", "delete", "busy", url}, exitUsage, "--yes"},
 		"exists already":     {[]string{"topic", "create", "busy", url}, exitFailed, "exists"},
 		"nobody there":       {[]string{"topic", "list", "--url", "penstock://127.0.0.1:1", "--timeout", "300ms"}, exitUnreachable, "127.0.0.1:1"},
+		"near topic":         {[]string{"topic", "describe", "bsuy", url}, exitNotFound, `did you mean "busy"?`},
+		"near nothing":       {[]string{"consume", "none/such/busy", "-s", "s", url}, exitNotFound, "none/such"},
+		"no such namespace":  {[]string{"topic", "list", "public/nope", url}, exitNotFound, "public/nope"},
+		"no such tenant":     {[]string{"namespace", "list", "publik", url}, exitNotFound, `did you mean "public"?`},
+		"no such file":       {[]string{"segment", "dump", "/nonexistent"}, exitNotFound, "/nonexistent"},
+		"streamed answer":    {[]string{"ledger", "read", "4711", url}, exitNotFound, "4711"},
+		"streamed refusal":   {[]string{"ledger", "read", "1", "--first", "-3", url}, exitUsage, "start at 0"},
+		"required flag":      {[]string{"subscription", "seek", "busy", "s", url}, exitUsage, "--to"},
+		"short flag's name":  {[]string{"topic", "list", "--frm"}, exitUsage, "unknown flag: --frm (see"},
+		"unknown shell":      {[]string{"completion", "bahs"}, exitUsage, `did you mean "bash"?`},
+		"unknown help":       {[]string{"help", "topci"}, exitUsage, `did you mean "topic"?`},
+		"negative count":     {[]string{"consume", "busy", "-s", "s", "-n", "-1", url}, exitUsage, "not below 0"},
+		"no time at all":     {[]string{"topic", "list", "--timeout", "0", url}, exitUsage, "--timeout"},
+		"unset nothing":      {[]string{"namespace", "update", "public/default", url}, exitUsage, "name a policy"},
+		"unset unknown":      {[]string{"namespace", "update", "public/default", "--unset", "mesage-ttl", url}, exitUsage, `did you mean "message-ttl"?`},
+		"set and unset":      {[]string{"namespace", "update", "public/default", "--unset", "ensemble", "--ensemble", "3", url}, exitUsage, "exclude each other"},
 		"not a URL":          {[]string{"topic", "list", "--url", "http://x"}, exitUsage, "want penstock"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -129,6 +147,133 @@ func TestExitCodes(t *testing.T) {
 				t.Errorf("the error is not one line: %q", r.err)
 			}
 		})
+	}
+}
+
+// What is unset goes back to the cluster's default; the rest stays.
+func TestPoliciesAreUnset(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	create := []string{"namespace", "create", "public/p", "--bundles", "1", url}
+	for _, name := range policyNames {
+		value, known := map[string]string{
+			"ensemble": "1", "write-quorum": "1", "ack-quorum": "1", "min-zones": "1", "retention-time": "1h", "message-ttl": "2h",
+			"backlog-action": "evict", "auto-create-topics": "false",
+		}[name]
+		if !known {
+			value = "7"
+		}
+		create = append(create, "--"+name+"="+value)
+	}
+	mustRun(t, "", create...)
+	policies := func() map[string]any {
+		var doc struct {
+			Item struct {
+				Policies map[string]any `json:"policies"`
+			} `json:"item"`
+		}
+		if err := json.Unmarshal([]byte(mustRun(t, "", "namespace", "get", "public/p", "-o", "json", url)), &doc); err != nil {
+			t.Fatal(err)
+		}
+		return doc.Item.Policies
+	}
+	if got := policies(); len(got) != len(policyNames) {
+		t.Fatalf("set %v, got %v", policyNames, got)
+	}
+	mustRun(t, "", "namespace", "update", "public/p", "--unset", "message-ttl,backlog-action", "--retention-time", "3h", url)
+	got := policies()
+	if len(got) != len(policyNames)-2 || got["messageTTL"] != nil || got["backlogAction"] != nil || got["retentionTime"] != "3h0m0s" {
+		t.Fatalf("got %v", got)
+	}
+	mustRun(t, "", "namespace", "update", "public/p", "--unset", strings.Join(policyNames, ","), url)
+	if got := policies(); len(got) != 0 {
+		t.Fatalf("left %v", got)
+	}
+}
+
+// A topic with partitions tells what they hold.
+func TestPartitionsAreDescribed(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	mustRun(t, "", "topic", "create", "parts", "--partitions", "2", url)
+	mustRun(t, "", "produce", "parts-partition-1", "-m", "x", "-q", url)
+	if got := mustRun(t, "", "topic", "describe", "parts", url); !strings.Contains(got, "0  offsets [0, 0)") || !strings.Contains(got, "1  offsets [0, 1)") {
+		t.Fatal(got)
+	}
+}
+
+// What cannot be printed was not done, whoever prints it.
+func TestFullOutputIsAFailure(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	mustRun(t, "x\n", "produce", "orders", "-q", url)
+	for _, args := range [][]string{
+		{"version"},
+		{"topic", "list", "-o", "name", url},
+		{"topic", "list", url},
+		{"topic", "list", "-o", "json", url},
+		{"consume", "orders", "-s", "s", "--from", "earliest", "-n", "1", url},
+		{"completion", "bash"},
+		{"topic", "--help"},
+	} {
+		var errOut bytes.Buffer
+		code := Main(t.Context(), "test", args, strings.NewReader(""), fullDisk{}, &errOut)
+		if code != exitFailed || !strings.Contains(errOut.String(), "no space left") || strings.Count(errOut.String(), "\n") != 1 {
+			t.Errorf("penstock %s: exit %d, %q", strings.Join(args, " "), code, errOut.String())
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// A command that is stopped before it was done says so, at once, even while it waits for input.
+func TestInterruptedIsAFailure(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	mustRun(t, "", "topic", "create", "t", url)
+	for name, args := range map[string][]string{
+		"waits for input":      {"produce", "t", url},
+		"has more to publish":  {"produce", "t", "--count", "1000000", "--rate", "10", url},
+		"waits for messages":   {"consume", "silent", "-s", "s", "-n", "1", url},
+		"waits for an answer":  {"topic", "list", "--url", "penstock://127.0.0.1:1"},
+		"waits for the broker": {"produce", "t", "-m", "x", "--url", "penstock://127.0.0.1:1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(100*time.Millisecond, cancel)
+			in, feed := io.Pipe()
+			defer feed.Close()
+			var out, errOut bytes.Buffer
+			code := Main(ctx, "test", args, in, &out, &errOut)
+			if code != exitFailed || !strings.Contains(errOut.String(), "penstock: interrupted") {
+				t.Errorf("exit %d: %s", code, errOut.String())
+			}
+		})
+	}
+}
+
+// A consumer without a number of messages is meant to be stopped.
+func TestConsumingIsStopped(t *testing.T) {
+	t.Parallel()
+	url := "--url=" + brokertest.Start(t).URL()
+	mustRun(t, "x\n", "produce", "t", "-q", url)
+	ctx, cancel := context.WithCancel(t.Context())
+	out := &ready{word: "x", found: make(chan struct{})}
+	done := make(chan int, 1)
+	go func() {
+		done <- Main(ctx, "test", []string{"consume", "t", "-s", "s", "--from", "earliest", url}, strings.NewReader(""), out, os.Stderr)
+	}()
+	<-out.found
+	cancel()
+	if code := <-done; code != exitOK {
+		t.Fatalf("exit %d", code)
+	}
+	// What was printed is acknowledged.
+	if got := mustRun(t, "", "consume", "t", "-s", "s", "-n", "1", "--wait", "200ms", url); got != "" {
+		t.Fatalf("delivered again: %q", got)
 	}
 }
 
@@ -205,12 +350,47 @@ func TestContexts(t *testing.T) {
 	}
 	t.Setenv(urlVariable, url) // the environment wins over the context
 	mustRun(t, "", "topic", "list")
-	if r := run(t, "", "context", "use", "her"); r.code != exitUsage || !strings.Contains(r.err, `did you mean "here"?`) {
+	if r := run(t, "", "context", "set", "bad", "penstock://"); r.code != exitUsage {
+		t.Fatalf("exit %d: %s", r.code, r.err)
+	}
+	if r := run(t, "", "context", "use", "her"); r.code != exitNotFound || !strings.Contains(r.err, `did you mean "here"?`) {
 		t.Fatalf("exit %d: %s", r.code, r.err)
 	}
 	mustRun(t, "", "context", "delete", "nowhere")
 	if got := mustRun(t, "", "context", "list", "-o", "name"); got != "here\n" {
 		t.Fatalf("contexts %q", got)
+	}
+	// A damaged file is said in one line, and does not stand in the way of who names the cluster.
+	path := filepath.Join(os.Getenv("XDG_CONFIG_HOME"), "penstock", "contexts.yaml")
+	if err := os.WriteFile(path, []byte("currnt: x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, "", "topic", "list")
+	t.Setenv(urlVariable, "")
+	if r := run(t, "", "topic", "list"); r.code != exitUsage || strings.Count(r.err, "\n") != 1 || !strings.Contains(r.err, path) {
+		t.Fatalf("exit %d: %s", r.code, r.err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, "", "context", "list")
+}
+
+// Who has no home has no contexts, and needs none.
+func TestNoHome(t *testing.T) {
+	url := brokertest.Start(t).URL()
+	for _, home := range []string{"", "/dev/null"} {
+		t.Setenv("HOME", home)
+		t.Setenv("XDG_CONFIG_HOME", "")
+		t.Setenv(urlVariable, "")
+		mustRun(t, "", "context", "list")
+		r := run(t, "", "topic", "list", "--timeout", "10ms")
+		if r.code != exitUnreachable && r.code != exitOK || strings.Contains(r.err, "configuration") {
+			t.Fatalf("exit %d: %s", r.code, r.err)
+		}
+		if r := run(t, "", "context", "set", "here", url); r.code == exitOK {
+			t.Fatal("set a context nowhere")
+		}
 	}
 }
 
@@ -218,7 +398,7 @@ func TestStandaloneSaysReadyOnce(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	out := &ready{found: make(chan struct{})}
+	out := &ready{word: " ready in ", found: make(chan struct{})}
 	done := make(chan int, 1)
 	go func() {
 		done <- Main(ctx, "test", []string{
@@ -239,8 +419,9 @@ func TestStandaloneSaysReadyOnce(t *testing.T) {
 	}
 }
 
-// ready closes found when " ready " was written.
+// ready closes found when word was written.
 type ready struct {
+	word  string
 	text  bytes.Buffer
 	found chan struct{}
 	once  bool
@@ -248,7 +429,7 @@ type ready struct {
 
 func (r *ready) Write(p []byte) (int, error) {
 	r.text.Write(p)
-	if !r.once && strings.Contains(r.text.String(), " ready in ") {
+	if !r.once && strings.Contains(r.text.String(), r.word) {
 		r.once = true
 		close(r.found)
 	}

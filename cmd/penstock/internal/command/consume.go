@@ -64,18 +64,17 @@ func (a *app) consumeCommand() *cobra.Command {
 func (f consumeFlags) options() ([]client.SubscribeOption, error) {
 	kind, ok := subscriptionTypes[f.kind]
 	if !ok {
-		hint := ""
 		known := []string{"exclusive", "failover", "shared"}
-		if near := settings.Nearest(f.kind, known); near != "" {
-			hint = fmt.Sprintf("; did you mean %q?", near)
-		}
-		return nil, settings.Usagef("--type: unknown subscription type %q: want %s%s", f.kind, strings.Join(known, ", "), hint)
+		return nil, settings.Usagef("--type: unknown subscription type %q: want %s%s", f.kind, strings.Join(known, ", "), didYouMean(f.kind, known))
 	}
 	if f.subscription == "" {
 		return nil, settings.Usagef("a subscription is needed: -s NAME")
 	}
 	if !slices.Contains([]string{"value", "jsonl"}, f.output) {
 		return nil, settings.Usagef("--output: %q is neither value nor jsonl", f.output)
+	}
+	if f.count < 0 || f.wait < 0 {
+		return nil, settings.Usagef("--count and --wait are not below 0")
 	}
 	start, err := parseStart(f.from, time.Now())
 	if err != nil {
@@ -90,9 +89,9 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 		return err
 	}
 	return a.connect(ctx, func(ctx context.Context, c *client.Client) error {
-		opening, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
+		opening, done := a.opening(ctx)
 		consumer, err := c.Subscribe(opening, topic, f.subscription, options...)
+		done(err)
 		if err != nil {
 			return err
 		}
@@ -110,8 +109,8 @@ func (a *app) print(ctx context.Context, consumer *client.Consumer, topic string
 	for n := int64(0); f.count == 0 || n < f.count; n++ {
 		d, err := receive(ctx, consumer, f.wait)
 		if err != nil {
-			if f.wait > 0 && errors.Is(err, errNothingCame) {
-				return nil
+			if errors.Is(err, errNothingCame) || ctx.Err() != nil && f.count == 0 {
+				return nil // it ends by being stopped
 			}
 			return err
 		}

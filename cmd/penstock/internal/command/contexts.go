@@ -3,16 +3,18 @@ package command
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
+	"github.com/penstock-mq/penstock/pkg/client"
 )
 
 // contexts is the file of clusters that a person works with.
@@ -28,7 +30,7 @@ type cluster struct {
 func contextsPath() (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
-		return "", fmt.Errorf("find the configuration folder: %w", err)
+		return "", settings.Usagef("find the configuration folder: %w", err)
 	}
 	return filepath.Join(dir, "penstock", "contexts.yaml"), nil
 }
@@ -37,21 +39,21 @@ func contextsPath() (string, error) {
 func loadContexts() (contexts, error) {
 	path, err := contextsPath()
 	if err != nil {
-		return contexts{}, err
+		return contexts{}, nil // whoever has no folder has no contexts
 	}
 	in, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return contexts{}, nil
 	}
 	if err != nil {
-		return contexts{}, fmt.Errorf("read contexts: %w", err)
+		return contexts{}, settings.Usagef("read contexts: %w (--url and $"+urlVariable+" do without them)", err)
 	}
 	defer in.Close()
 	var c contexts
 	dec := yaml.NewDecoder(in)
 	dec.KnownFields(true)
-	if err := dec.Decode(&c); err != nil {
-		return contexts{}, settings.Usagef("read contexts %s: %w", path, err)
+	if err := dec.Decode(&c); err != nil && !errors.Is(err, io.EOF) {
+		return contexts{}, settings.Usagef("read contexts: %s: %w (correct or remove the file; --url and $"+urlVariable+" do without it)", path, err)
 	}
 	return c, nil
 }
@@ -91,11 +93,7 @@ func (c contexts) require(name string) error {
 	if _, ok := c.Clusters[name]; ok {
 		return nil
 	}
-	hint := ""
-	if near := settings.Nearest(name, c.names()); near != "" {
-		hint = fmt.Sprintf("; did you mean %q?", near)
-	}
-	return settings.Usagef("there is no context %q%s (penstock context list shows them)", name, hint)
+	return &missingError{fmt.Sprintf("there is no context %q%s (penstock context list shows them, penstock context set makes one)", name, didYouMean(name, c.names()))}
 }
 
 func (a *app) contextCommand() *cobra.Command {
@@ -141,9 +139,16 @@ func (a *app) contextList() *cobra.Command {
 func (a *app) contextSet() *cobra.Command {
 	return &cobra.Command{
 		Use: "set NAME URL", Short: "Add or change a context", Args: exactArgs(2),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if !strings.HasPrefix(args[1], "penstock://") {
-				return settings.Usagef("the URL %q does not start with penstock://", args[1])
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] == "" {
+				return settings.Usagef("a context needs a name")
+			}
+			parsed, err := client.Connect(cmd.Context(), args[1]) // says what is wrong with the URL; calls nobody
+			if err != nil {
+				return err
+			}
+			if err := parsed.Close(cmd.Context()); err != nil {
+				return err
 			}
 			c, err := loadContexts()
 			if err != nil {

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"errors"
+	"io/fs"
 
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -27,11 +28,17 @@ func exitCode(err error) int {
 	var failed *client.Error
 	var listen *broker.ListenError
 	var identity *bookie.IdentityError
+	var interrupted *interruptedError
+	var missing *missingError
 	switch {
 	case err == nil:
 		return exitOK
+	case errors.As(err, &interrupted):
+		return exitFailed
 	case errors.As(err, &usage), errors.As(err, &listen):
 		return exitUsage
+	case errors.As(err, &missing), errors.Is(err, fs.ErrNotExist):
+		return exitNotFound
 	case errors.As(err, &identity):
 		return exitRefused
 	case errors.As(err, &failed):
@@ -41,6 +48,11 @@ func exitCode(err error) int {
 	}
 	return exitFailed
 }
+
+// missingError says that something which was named does not exist.
+type missingError struct{ text string }
+
+func (e *missingError) Error() string { return e.text }
 
 func exitCodeOf(err *client.Error) int {
 	switch err.Code {

@@ -3,11 +3,13 @@ package command
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
@@ -79,7 +81,14 @@ func (a *app) namespaceList() *cobra.Command {
 			request := &brokerv1.ListNamespacesRequest{Tenant: strings.Join(args, "")}
 			return a.printNames(cmd, "NamespaceList", "NAMESPACE", func(ctx context.Context, c brokerv1.AdminClient) ([]string, error) {
 				response, err := c.ListNamespaces(ctx, request)
-				return response.GetNamespaces(), err
+				if err != nil || len(response.GetNamespaces()) > 0 || len(args) == 0 {
+					return response.GetNamespaces(), err
+				}
+				tenants, err := c.ListTenants(ctx, &brokerv1.ListTenantsRequest{}) // there may be no such tenant
+				if err == nil && !slices.Contains(tenants.GetTenants(), args[0]) {
+					err = &missingError{fmt.Sprintf("there is no tenant %q%s (penstock tenant list shows them)", args[0], didYouMean(args[0], tenants.GetTenants()))}
+				}
+				return nil, err
 			})
 		},
 	}
@@ -178,7 +187,15 @@ func (p policies) text() string {
 func (a *app) namespaceUpdate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "update TENANT/NAMESPACE", Short: "Change policies; those not named stay", Args: exactArgs(1),
+		Example: "  penstock namespace update public/default --retention-time 24h\n  penstock namespace update public/default --unset retention-time,message-ttl",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			unset, err := cmd.Flags().GetStringSlice("unset")
+			if err != nil {
+				return err
+			}
+			if err := checkUpdate(cmd, unset); err != nil {
+				return err
+			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
 				n, err := c.GetNamespace(ctx, &brokerv1.GetNamespaceRequest{Namespace: args[0]})
 				if err != nil {
@@ -191,13 +208,52 @@ func (a *app) namespaceUpdate() *cobra.Command {
 				if err := setPolicies(cmd, p); err != nil {
 					return err
 				}
+				for _, name := range unset {
+					unsetPolicy(p, name)
+				}
 				_, err = c.UpdateNamespace(ctx, &brokerv1.UpdateNamespaceRequest{Namespace: args[0], Policies: p})
 				return err
 			})
 		},
 	}
 	addPolicyFlags(cmd)
+	cmd.Flags().StringSlice("unset", nil, "policies, named like their flags, that go back to the cluster's default")
+	registerFlagCompletion(cmd, "unset", policyNames)
 	return cmd
+}
+
+// policyNames are the flags of addPolicyFlags: the fields of Policies.
+var policyNames = func() (names []string) {
+	fields := (&brokerv1.Policies{}).ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		names = append(names, strings.ReplaceAll(string(fields.Get(i).Name()), "_", "-"))
+	}
+	return names
+}()
+
+// checkUpdate finds out whether the command line names a change, and one that can be made.
+func checkUpdate(cmd *cobra.Command, unset []string) error {
+	changes := len(unset) > 0
+	for _, name := range policyNames {
+		changes = changes || cmd.Flags().Changed(name)
+	}
+	if !changes {
+		return settings.Usagef("nothing to change: name a policy (see %s --help)", cmd.CommandPath())
+	}
+	for _, name := range unset {
+		switch {
+		case !slices.Contains(policyNames, name):
+			return settings.Usagef("--unset: there is no policy %q%s", name, didYouMean(name, policyNames))
+		case cmd.Flags().Changed(name):
+			return settings.Usagef("--%s and --unset %s exclude each other", name, name)
+		}
+	}
+	return nil
+}
+
+func unsetPolicy(p *brokerv1.Policies, name string) {
+	m := p.ProtoReflect()
+	m.Clear(m.Descriptor().Fields().ByName(protoreflect.Name(strings.ReplaceAll(name, "-", "_"))))
 }
 
 func (a *app) namespaceDelete() *cobra.Command {

@@ -74,7 +74,7 @@ func (f produceFlags) options() ([]client.ProducerOption, error) {
 	if f.count > 0 && len(f.messages) > 0 {
 		return nil, settings.Usagef("--count and --message exclude each other")
 	}
-	if f.count < 0 || f.size < 0 || f.rate < 0 {
+	if f.count < 0 || f.size < 0 || !(f.rate >= 0) {
 		return nil, settings.Usagef("--count, --size and --rate are not below 0")
 	}
 	if f.dedup && f.name == "" {
@@ -137,9 +137,9 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 		return err
 	}
 	return a.connect(ctx, func(ctx context.Context, c *client.Client) error {
-		opening, cancel := context.WithTimeout(ctx, a.timeout)
-		defer cancel()
+		opening, done := a.opening(ctx)
 		p, err := c.Producer(opening, topic, options...)
+		done(err)
 		if err != nil {
 			return err
 		}
@@ -184,7 +184,7 @@ func (a *app) publishAll(ctx context.Context, p *client.Producer, f produceFlags
 		}()
 	}()
 	var failed error
-	for value, err := range f.values(a.in) {
+	for value, err := range f.values(&interruptible{ctx: ctx, in: a.in}) {
 		if err == nil {
 			err = limiter.Wait(ctx)
 		}

@@ -6,19 +6,23 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/topicname"
 )
 
 const (
 	defaultURL     = "penstock://127.0.0.1:7650"
 	defaultTimeout = 30 * time.Second
+	sayAfter       = 2 * time.Second // how long to wait for the cluster in silence
 	urlVariable    = "PENSTOCK_URL"
 )
 
@@ -31,31 +35,63 @@ type app struct {
 
 	url     string        // --url
 	timeout time.Duration // --timeout
+	met     bool          // the cluster has answered
 }
 
-// Main runs one command line and returns its exit code. It prints errors itself.
+// Main runs one command line and returns its exit code. It prints errors itself, each on one line. Commands that go on
+// until they are stopped return nil when ctx ends; of the others that is a failure, whatever they had done by then.
 func Main(ctx context.Context, version string, args []string, in io.Reader, out, errOut io.Writer) int {
-	a := &app{version: version, in: in, out: out, err: errOut}
+	data := &outlet{to: out}
+	a := &app{version: version, in: in, out: data, err: errOut}
 	root := a.rootCommand()
 	root.SetArgs(args)
 	root.SetIn(in)
-	root.SetOut(out)
 	root.SetErr(errOut)
 	err := root.ExecuteContext(ctx)
-	if err == nil || (errors.Is(err, context.Canceled) && ctx.Err() != nil) {
-		return exitOK // the person pressed Ctrl-C: what was to be done is done
+	if err == nil && data.failed != nil {
+		err = fmt.Errorf("print: %w", data.failed)
 	}
-	fmt.Fprintf(errOut, "penstock: %v\n", err)
+	if err == nil {
+		return exitOK
+	}
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		err = &interruptedError{err}
+	}
+	fmt.Fprintf(errOut, "penstock: %s\n", lineBreaks.ReplaceAllString(err.Error(), " "))
 	return exitCode(err)
+}
+
+var lineBreaks = regexp.MustCompile(`\s*\n\s*`)
+
+// interruptedError is what became of a command that was stopped before it was done.
+type interruptedError struct{ err error }
+
+func (e *interruptedError) Error() string { return "interrupted: " + e.err.Error() }
+
+// outlet remembers that data could not be written, for all who print and do not ask.
+type outlet struct {
+	to     io.Writer
+	failed error
+}
+
+// Write passes p on until a write has failed.
+func (o *outlet) Write(p []byte) (int, error) {
+	if o.failed != nil {
+		return 0, o.failed
+	}
+	n, err := o.to.Write(p)
+	o.failed = err
+	return n, err //nolint:wrapcheck // whoever prints wraps it
 }
 
 func (a *app) rootCommand() *cobra.Command {
 	root := group("penstock", "Penstock: a message broker that keeps what it acknowledged")
 	root.SilenceErrors = true
 	root.SilenceUsage = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return settings.Usagef("%w%s (see %s --help)", err, suggestFlag(cmd, err), cmd.CommandPath())
-	})
+	root.SetFlagErrorFunc(settings.FlagError)
+	root.Version = a.version
+	root.SetOut(a.out) // before completion, which keeps it
+	root.SetVersionTemplate("penstock {{.Version}}\n")
 	root.PersistentFlags().StringVar(&a.url, "url", "",
 		"cluster, as penstock://host:port[,host:port]; default $"+urlVariable+", the current context, "+defaultURL)
 	root.PersistentFlags().DurationVar(&a.timeout, "timeout", defaultTimeout, "how long to wait for the cluster")
@@ -66,6 +102,16 @@ func (a *app) rootCommand() *cobra.Command {
 		a.standaloneCommand(), a.demoCommand(),
 		a.contextCommand(), a.versionCommand(),
 	)
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		switch c.Name() {
+		case "help":
+			c.Args = func(_ *cobra.Command, args []string) error { return helpWanted(root, args) }
+		case "completion":
+			c.Args, c.RunE = subcommandWanted, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
 	return root
 }
 
@@ -74,34 +120,35 @@ func (a *app) rootCommand() *cobra.Command {
 func group(use, short string) *cobra.Command {
 	return &cobra.Command{
 		Use: use, Short: short,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return nil
-			}
-			var known []string
-			for _, c := range cmd.Commands() {
-				known = append(known, c.Name())
-			}
-			hint := ""
-			if near := settings.Nearest(args[0], known); near != "" {
-				hint = fmt.Sprintf("; did you mean %q?", near)
-			}
-			return settings.Usagef("unknown command %q for %q%s (see %s --help)", args[0], cmd.CommandPath(), hint, cmd.CommandPath())
-		},
+		Args: subcommandWanted,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 }
 
-func suggestFlag(cmd *cobra.Command, err error) string {
-	name, ok := strings.CutPrefix(err.Error(), "unknown flag: --")
-	if !ok {
-		return ""
+// helpWanted finds out whether there is such a command to help with.
+func helpWanted(root *cobra.Command, args []string) error {
+	cmd, rest, err := root.Find(args)
+	if err == nil && cmd.HasSubCommands() {
+		err = subcommandWanted(cmd, rest)
+	}
+	return err
+}
+
+func subcommandWanted(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
 	}
 	var known []string
-	cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
-	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) })
+	for _, c := range cmd.Commands() {
+		known = append(known, c.Name())
+	}
+	return settings.Usagef("unknown command %q for %q%s (see %s --help)", args[0], cmd.CommandPath(), didYouMean(args[0], known), cmd.CommandPath())
+}
+
+// didYouMean is the end of an error about a name that is none of known.
+func didYouMean(name string, known []string) string {
 	if near := settings.Nearest(name, known); near != "" {
-		return fmt.Sprintf("; did you mean --%s?", near)
+		return fmt.Sprintf("; did you mean %q?", near)
 	}
 	return ""
 }
@@ -153,9 +200,10 @@ func (a *app) connect(ctx context.Context, f func(ctx context.Context, c *client
 	if err != nil {
 		return err
 	}
-	dial, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	c, err := client.Connect(dial, url)
+	if a.timeout <= 0 {
+		return settings.Usagef("--timeout is %v: want more than 0", a.timeout)
+	}
+	c, err := client.Connect(ctx, url)
 	if err != nil {
 		return err
 	}
@@ -166,7 +214,63 @@ func (a *app) connect(ctx context.Context, f func(ctx context.Context, c *client
 			failed = err
 		}
 	}()
-	return f(ctx, c)
+	return a.explain(ctx, c, url, f(ctx, c))
+}
+
+// explain adds to an error what a person can do about it: the name that was meant, or where the cluster's address
+// comes from.
+func (a *app) explain(ctx context.Context, c *client.Client, url string, err error) error {
+	var failed *client.Error
+	if !errors.As(err, &failed) || ctx.Err() != nil {
+		return err
+	}
+	hint := ""
+	switch {
+	case failed.Code == client.CodeNotFound && failed.Topic != "":
+		hint = a.nearTopic(ctx, c, failed.Topic)
+	case failed.Code == client.CodeTimeout && !a.met:
+		hint = fmt.Sprintf("; is %s the cluster? (--url, $%s or penstock context says so; penstock standalone starts one)", url, urlVariable)
+	}
+	if hint == "" {
+		return err
+	}
+	return fmt.Errorf("%w%s", err, hint)
+}
+
+// nearTopic names the topic that was meant, if name is not one itself.
+func (a *app) nearTopic(ctx context.Context, c *client.Client, name string) string {
+	topic, err := topicname.Parse(name)
+	if err != nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	response, err := c.Admin().ListTopics(ctx, &brokerv1.ListTopicsRequest{Namespace: topic.NamespaceName()})
+	if err != nil {
+		return ""
+	}
+	known := make([]string, len(response.GetTopics()))
+	for i, t := range response.GetTopics() {
+		known[i] = strings.TrimPrefix(t.GetTopic(), topic.NamespaceName()+"/")
+	}
+	if slices.Contains(known, topic.Topic) {
+		return "" // something else is missing
+	}
+	return didYouMean(topic.Topic, known)
+}
+
+// opening bounds by --timeout what needs the cluster's answer, and says after a while that it waits. The caller calls
+// done once there is an answer, or none.
+func (a *app) opening(ctx context.Context) (_ context.Context, done func(error)) {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	patience := time.AfterFunc(sayAfter, func() {
+		a.progress("no answer yet; trying for %v", a.timeout)
+	})
+	return ctx, func(err error) {
+		a.met = a.met || err == nil
+		patience.Stop()
+		cancel()
+	}
 }
 
 func (a *app) versionCommand() *cobra.Command {

@@ -22,9 +22,12 @@ func (a *app) segmentDump() *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			out := bufio.NewWriter(a.out)
 			if err := segment.Dump(out, vfs.OS(), args[0]); err != nil {
-				return fmt.Errorf("dump segment %s: %w", args[0], err)
+				return err //nolint:wrapcheck // it names the file
 			}
-			return out.Flush()
+			if err := out.Flush(); err != nil {
+				return fmt.Errorf("print segment: %w", err)
+			}
+			return nil
 		},
 	}
 }

@@ -65,6 +65,9 @@ func (a *app) standalone(ctx context.Context, f standaloneFlags) error {
 		Dir: f.dataDir, Bookies: f.bookies, Listen: f.listen, HTTPListen: f.http, Version: a.version,
 	}, log)
 	if err != nil {
+		if ctx.Err() != nil && exitCode(err) == exitFailed {
+			return nil // told to stop before it was up
+		}
 		return err //nolint:wrapcheck // it says what could not be started
 	}
 	where := "no TLS"

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/cmd/internal/settings"
 )
 
 type subscriptionSummary struct {
@@ -177,6 +178,9 @@ func (a *app) subscriptionSeek() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "seek TOPIC SUBSCRIPTION --to WHERE", Short: "Move a subscription; its consumers reconnect", Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if !cmd.Flags().Changed("to") {
+				return settings.Usagef("where to is missing: --to %s", startForms)
+			}
 			to, err := startFlag(cmd, "to")
 			if err != nil {
 				return err
@@ -192,9 +196,6 @@ func (a *app) subscriptionSeek() *cobra.Command {
 		},
 	}
 	addStartFlag(cmd, "to", "", "where to")
-	if err := cmd.MarkFlagRequired("to"); err != nil {
-		panic(err) // the flag was added just before
-	}
 	return cmd
 }
 

@@ -42,6 +42,12 @@ type topicDetail struct {
 	RecoveredTailBytes uint64 `json:"recoveredTailBytes"`
 }
 
+// partitionedDetail is a topic with partitions: what there is to tell, its partitions tell.
+type partitionedDetail struct {
+	topicSummary
+	Details []topicDetail `json:"partitionDetails"`
+}
+
 func (a *app) topicCommand() *cobra.Command {
 	cmd := group("topic", "Create, inspect and delete topics")
 	cmd.AddCommand(a.topicCreate(), a.topicList(), a.topicDescribe(), a.topicDelete(), a.topicUnload())
@@ -83,6 +89,11 @@ func (a *app) topicList() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if len(response.GetTopics()) == 0 && len(args) == 1 { // there may be no such namespace
+					if _, err := c.GetNamespace(ctx, &brokerv1.GetNamespaceRequest{Namespace: args[0]}); err != nil {
+						return err
+					}
+				}
 				v := view{kind: "TopicList", columns: []string{"TOPIC", "PARTITIONS"}}
 				for _, t := range response.GetTopics() {
 					v.rows = append(v.rows, row{
@@ -112,7 +123,18 @@ func (a *app) topicDescribe() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return topicView(t).print(a.out, format)
+				if t.GetPartitions() == 0 {
+					return topicView(detailOf(t)).print(a.out, format)
+				}
+				d := partitionedDetail{topicSummary: topicSummary{t.GetTopic(), t.GetPartitions()}}
+				for i := range t.GetPartitions() {
+					p, err := c.DescribeTopic(ctx, &brokerv1.DescribeTopicRequest{Topic: fmt.Sprintf("%s-partition-%d", t.GetTopic(), i)})
+					if err != nil {
+						return err
+					}
+					d.Details = append(d.Details, detailOf(p))
+				}
+				return partitionedView(d).print(a.out, format)
 			})
 		},
 	}
@@ -120,21 +142,29 @@ func (a *app) topicDescribe() *cobra.Command {
 	return cmd
 }
 
-func topicView(t *brokerv1.DescribeTopicResponse) view {
+func detailOf(t *brokerv1.DescribeTopicResponse) topicDetail {
 	d := topicDetail{
 		Topic: t.GetTopic(), Partitions: t.GetPartitions(), Broker: t.GetBrokerUrl(), Bundle: t.GetBundle(), Epoch: t.GetEpoch(),
 		EarliestOffset: t.GetEarliestOffset(), NextOffset: t.GetNextOffset(), Bytes: t.GetBytes(),
 		Ledgers: []ledgerRun{}, Producers: list(t.GetProducers()), Subscriptions: list(t.GetSubscriptions()),
 		Consumers: t.GetConsumers(), RecoveredTailBytes: t.GetRecoveredTailBytes(),
 	}
-	var ledgers []string
 	for _, l := range t.GetLedgers() {
 		d.Ledgers = append(d.Ledgers, ledgerRun{l.GetLedger(), l.GetState(), l.GetFirstOffset(), l.GetEndOffset(), l.GetBytes()})
+	}
+	return d
+}
+
+func (d topicDetail) offsets() string { return fmt.Sprintf("[%d, %d)", d.EarliestOffset, d.NextOffset) }
+
+func topicView(d topicDetail) view {
+	var ledgers []string
+	for _, l := range d.Ledgers {
 		end := "…"
-		if l.GetEndOffset() > 0 {
-			end = strconv.FormatUint(l.GetEndOffset(), 10)
+		if l.EndOffset > 0 {
+			end = decimal(l.EndOffset)
 		}
-		ledgers = append(ledgers, fmt.Sprintf("%d  %s  offsets [%d, %s)  %s", l.GetLedger(), l.GetState(), l.GetFirstOffset(), end, bytesText(l.GetBytes())))
+		ledgers = append(ledgers, fmt.Sprintf("%d  %s  offsets [%d, %s)  %s", l.Ledger, l.State, l.FirstOffset, end, bytesText(l.Bytes)))
 	}
 	return view{
 		kind: "Topic", single: true,
@@ -142,12 +172,24 @@ func topicView(t *brokerv1.DescribeTopicResponse) view {
 		rows: []row{{
 			name: d.Topic, data: d,
 			cells: []string{
-				d.Topic, strconv.FormatUint(uint64(d.Partitions), 10), orNone(d.Broker), d.Bundle, strconv.FormatUint(d.Epoch, 10),
-				fmt.Sprintf("[%d, %d)", d.EarliestOffset, d.NextOffset), bytesText(d.Bytes), orNone(strings.Join(ledgers, "\n")),
+				d.Topic, strconv.FormatUint(uint64(d.Partitions), 10), orNone(d.Broker), orNone(d.Bundle), decimal(d.Epoch),
+				d.offsets(), bytesText(d.Bytes), orNone(strings.Join(ledgers, "\n")),
 				orNone(strings.Join(d.Producers, ", ")), orNone(strings.Join(d.Subscriptions, ", ")),
 				bytesText(d.RecoveredTailBytes) + " of the open ledger's tail written again",
 			},
 		}},
+	}
+}
+
+// partitionedView shows a line a partition.
+func partitionedView(d partitionedDetail) view {
+	partitions := make([]string, len(d.Details))
+	for i, p := range d.Details {
+		partitions[i] = fmt.Sprintf("%d  offsets %s  %s  %s  subscriptions: %s", i, p.offsets(), bytesText(p.Bytes), orNone(p.Broker), orNone(strings.Join(p.Subscriptions, ", ")))
+	}
+	return view{
+		kind: "PartitionedTopic", single: true, columns: []string{"TOPIC", "PARTITIONS"},
+		rows: []row{{name: d.Topic, data: d, cells: []string{d.Topic, strings.Join(partitions, "\n")}}},
 	}
 }
 
@@ -215,7 +257,9 @@ func (a *app) confirm(cmd *cobra.Command, kind, name string) error {
 	}
 	fmt.Fprintf(a.err, "This deletes %s %s for good. Type its name to go on: ", kind, name)
 	var typed string
-	if _, err := fmt.Fscanln(a.in, &typed); err != nil || typed != name {
+	if _, err := fmt.Fscanln(&interruptible{ctx: cmd.Context(), in: a.in}, &typed); cmd.Context().Err() != nil {
+		return context.Cause(cmd.Context()) //nolint:wrapcheck // the person knows what was asked
+	} else if err != nil || typed != name {
 		return settings.Usagef("nothing was deleted: %q is not %q", typed, name)
 	}
 	return nil
