@@ -143,6 +143,8 @@ func TestRetryAcrossATakeoverIsStoredOnce(t *testing.T) {
 				check(t, tp.Snapshot(t.Context()))
 			}
 		}
+		runs := tp.Chain().Runs()
+		check(t, tp.Chain().RollAndWait(t.Context(), runs[len(runs)-1].Ledger)) // no roll is under way then
 		// Of the next two one reaches the bookies, the other does not; neither is answered.
 		hold := func(at bookieclient.Stage) {
 			f.fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
