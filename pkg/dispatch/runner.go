@@ -344,6 +344,18 @@ func (r *Runner) readEntries(ctx context.Context, req ReadRequest, scratch []cur
 		return result, scratch, fmt.Errorf("read entries: %w", err)
 	}
 	r.env.Metrics.reads.Inc()
+	if r.env.Budget != nil {
+		size := 0
+		for i := range entries {
+			size += len(entries[i].Frame)
+		}
+		r.mu.Lock()
+		if extra := int64(size) - r.held; extra > 0 { // a single one may be larger than what was asked for
+			r.env.Budget.Exceed(extra)
+			r.held += extra
+		}
+		r.mu.Unlock()
+	}
 	result.Next = next
 	result.Entries = make([]ReadEntry, 0, len(entries))
 	for i := range entries {

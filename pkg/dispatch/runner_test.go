@@ -299,6 +299,36 @@ func TestReadsStayWithinTheBudget(t *testing.T) {
 	})
 }
 
+// generous reads more than it is asked for, as a source does whose entries are large.
+type generous struct{ *topic }
+
+func (g generous) Read(ctx context.Context, from, until entry.Offset, _ int) ([]Entry, entry.Offset, error) {
+	return g.topic.Read(ctx, from, until, 30)
+}
+
+// What is read counts for what it is, also where that is more than was asked for.
+func TestLargeEntriesCountForWhatTheyAre(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newTopic(t, 3)
+		b := budget.New(20)
+		cfg := DefaultConfig(true)
+		cfg.ReadBytes = 3
+		r := New(NewShared(cfg), Env{Source: generous{p}, Acks: p, Budget: b})
+		defer r.Close()
+		var held []int64
+		for range 3 {
+			a := &sink{also: func(*Delivery) { held = append(held, b.Used()) }}
+			r.Permits(mustAdd(t, r, Consumer{}, a), 10)
+		}
+		r.Loaded(0, 0, 3, nil)
+		synctest.Wait()
+		if !slices.Equal(held, []int64{20, 10, 0}) {
+			t.Fatalf("%v bytes counted", held)
+		}
+	})
+}
+
 func TestReadsThatAreGivenUpLeaveTheBudget(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
