@@ -303,6 +303,33 @@ func TestRollWithALostReply(t *testing.T) {
 	}
 }
 
+// The reply to the transaction that opened a ledger is lost, and before it is found applied a new owner has begun to recover
+// the ledger: the old owner gives up.
+func TestOpenedWithALostReplyAndTakenOver(t *testing.T) {
+	t.Parallel()
+	for _, entries := range []int64{1 << 20, 5} { // the first ledger, a roll
+		f := newCluster(t, 3)
+		l := f.open(f.takeover(), chain.Config{RollEntries: entries})
+		opened := 0
+		f.meta.hooks(nil, func(string) error {
+			if opened++; opened == 1 && entries == 5 {
+				return nil
+			}
+			fresh := f.takeover()
+			rec, err := f.store.GetChain(t.Context(), l.ID())
+			check(t, err)
+			_, err = f.store.Owned(fresh).StartRecovery(t.Context(), rec.LastLedger)
+			check(t, err)
+			return meta.ErrUnknownOutcome
+		})
+		for range 8 {
+			l.append(ledger.AckQuorum)
+		}
+		<-l.Lost()
+		l.Shutdown()
+	}
+}
+
 // The outcome of a roll's transaction is unknown, and it is applied only when it is sent again.
 func TestRollAppliedLate(t *testing.T) {
 	t.Parallel()

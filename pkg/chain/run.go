@@ -255,6 +255,10 @@ func (c *Chain) openTxn(patience context.Context, rec meta.Chain, l meta.Ledger,
 		if errors.Is(err, meta.ErrNotFound) || err == nil && got.Nonce != l.Nonce {
 			return false, nil
 		}
+		if err == nil && got.State != meta.LedgerOpen {
+			// Applied, and taken over since: nothing was ever written to it.
+			err = &meta.LedgerStateError{Op: "open ledger", Current: got}
+		}
 		if err == nil {
 			opened = got
 			after, err = c.env.Meta.GetChain(c.ctx, c.id)
