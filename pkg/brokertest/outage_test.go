@@ -47,3 +47,34 @@ func TestABrokerEndsWithoutBookies(t *testing.T) {
 		})
 	}
 }
+
+// Whoever asks why nothing is delivered is answered while storage is away.
+func TestWhyIsAnsweredWithoutBookies(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t, brokertest.WithBookies(3), brokertest.WithBrokerConfig(broker.Config{CacheBytes: 1}))
+	k := cluster.Client()
+	publish(t, producer(t, k, "orders"), 0, 100)
+	if _, err := k.Admin().CreateSubscription(t.Context(), &brokerv1.CreateSubscriptionRequest{
+		Topic: "orders", Subscription: "s", Start: &brokerv1.Start{At: &brokerv1.Start_Earliest{Earliest: true}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		cluster.StopBookie(i)
+	}
+	go func() { _, _ = k.Subscribe(t.Context(), "orders", "s") }()
+	eventually(t, func() bool {
+		d, err := k.Admin().DescribeSubscription(t.Context(), &brokerv1.DescribeSubscriptionRequest{Topic: "orders", Subscription: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.GetSubscription().GetBacklog() == 100 && (d.GetWaitingReason() == "reading" || d.GetWaitingReason() == "read-failed")
+	})
+	all, err := k.Admin().ListSubscriptions(t.Context(), &brokerv1.ListSubscriptionsRequest{Topic: "orders"})
+	if err != nil || len(all.GetSubscriptions()) != 1 {
+		t.Fatal(all, err)
+	}
+	for i := range 3 {
+		cluster.StartBookie(i)
+	}
+}

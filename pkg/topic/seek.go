@@ -175,3 +175,30 @@ func (t *Topic) PositionOf(ctx context.Context, offset entry.Offset) (entry.Posi
 	}
 	return at, nil
 }
+
+// StoredAt returns when the broker stored the message at an offset, Unix milliseconds; of one that is trimmed, when the
+// earliest was stored. If storage does not tell, because ctx ends or bookies are away, it is no later than what is
+// returned, and exact is false. ok is false if there is no such message yet.
+func (t *Topic) StoredAt(ctx context.Context, offset entry.Offset) (millis int64, exact, ok bool) {
+	if offset >= t.Next() {
+		return 0, false, false
+	}
+	if c, ok := t.cached.holding(offset, t.Next()); ok {
+		if e, err := parse(c.pos, c.body); err == nil {
+			return e.Envelope.BrokerTime, true, true
+		}
+	}
+	at, err := t.locate(ctx, offset)
+	if err == nil {
+		var e frame.Envelope
+		if e, err = t.envelope(ctx, at); err == nil {
+			return e.BrokerTime, true, true
+		}
+	}
+	runs := filled(t.c.Runs())
+	i := sort.Search(len(runs), func(i int) bool { return runs[i].End > offset })
+	if i == len(runs) {
+		return 0, false, false // trimmed meanwhile
+	}
+	return runs[i].MaxTime, false, true
+}

@@ -386,3 +386,38 @@ func TestNoLedgerCanBeOpened(t *testing.T) {
 		eventually(t, "bytes to be given back", func() bool { return tp.PendingBytes() == 0 })
 	}
 }
+
+// When a message was stored is told without storage too, as far as that is known.
+func TestWhenAMessageWasStored(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	clock := time.UnixMilli(1_000_000)
+	env := topic.Env{Chain: f.env(), Now: func() time.Time { return clock }, Cache: topic.NewCache(1)}
+	tp, err := topic.Open(t.Context(), env, f.takeover(), logID, topic.Config{RollEntries: 4})
+	check(t, err)
+	t.Cleanup(tp.Shutdown)
+	p := producer(t, tp, "p", false)
+	for i := range 10 {
+		clock = clock.Add(time.Second)
+		check(t, send(t, p, batch(t, "p", uint64(2*i), 2)).wait(t).err)
+	}
+	for o := range entry.Offset(20) {
+		if at, exact, ok := tp.StoredAt(t.Context(), o); !ok || !exact || at != 1_001_000+int64(o/2)*1000 {
+			t.Fatalf("offset %d was stored at %d, %v, %v", o, at, exact, ok)
+		}
+	}
+	for _, b := range bookieclient.FakeUUIDs(3) {
+		f.fake.Crash(b)
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, ctx := range []context.Context{t.Context(), gone} {
+		at, exact, ok := tp.StoredAt(ctx, 3)
+		if !ok || exact || at < 1_002_000 || at > 1_010_000 {
+			t.Fatalf("without bookies, offset 3 was stored at %d, %v, %v", at, exact, ok)
+		}
+	}
+	if _, _, ok := tp.StoredAt(t.Context(), 20); ok {
+		t.Fatal("when a message was stored that is not")
+	}
+}
