@@ -193,6 +193,9 @@ func (p *pool) drop(c *conn) {
 		delete(p.conns, c.addr)
 	}
 	p.mu.Unlock()
+	for _, u := range c.allUses() { // gRPC would keep them for seconds, to say goodbye on a connection that is dead
+		u.end()
+	}
 	_ = c.cc.Close()
 }
 

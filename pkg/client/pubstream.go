@@ -56,6 +56,7 @@ func newPubStream(p *Producer, n topicname.Name) *pubStream {
 	}
 	s.life, s.cancel = context.WithCancel(p.c.life)
 	s.w = newWindow(s.topic, p.cfg.batching, p.cfg.dedup)
+	s.w.allCopies = p.cfg.ack == AckAll
 	return s
 }
 
@@ -321,6 +322,8 @@ func (s *pubStream) serve(st *openStream) error {
 		st.cancel() // a send that waits for flow control must not outlive the stream
 	})
 	watch := newSuspicion(st.ctx, s.c, &wg, s.topic, st.owner)
+	patience := watch.unblock(st.cancel)
+	defer patience.Stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	s.mu.Lock()
@@ -340,11 +343,20 @@ func (s *pubStream) serve(st *openStream) error {
 		e := s.w.take()
 		s.mu.Unlock()
 		s.carryOut(e)
+		if len(send) > 0 {
+			patience.Reset(suspectAfter)
+		}
 		for _, b := range send {
 			if err := s.send(st, b); err != nil {
-				return <-ended
+				select {
+				case n := <-watch.newer:
+					return fromMoved("publish", s.topic, st.owner.url, n.wire())
+				default:
+					return <-ended
+				}
 			}
 		}
+		patience.Stop()
 		if leaving { // the broker ends the stream when it has let the producer go
 			_ = st.stream.CloseSend()
 			return <-ended

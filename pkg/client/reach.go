@@ -131,3 +131,31 @@ func (s *suspicion) since(due, now time.Time) time.Time {
 	}
 	return at
 }
+
+// unblock makes a timer that the stream's runner lets run while it sends. When it fires, the connection takes no more,
+// and the runner cannot look for a newer owner: that is done for it, and the stream ended if there is one.
+func (s *suspicion) unblock(end func()) *time.Timer {
+	stuck := make(chan struct{}, 1)
+	s.wg.Go(func() {
+		select {
+		case <-stuck:
+		case <-s.ctx.Done():
+			return
+		}
+		if n, ok := s.c.suspect(s.ctx, s.topic, s.owner); ok {
+			select {
+			case s.newer <- n:
+			default:
+			}
+			end()
+		}
+	})
+	t := time.AfterFunc(time.Hour, func() {
+		select {
+		case stuck <- struct{}{}:
+		default:
+		}
+	})
+	t.Stop()
+	return t
+}

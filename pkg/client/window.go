@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -35,6 +36,7 @@ type window struct {
 	sent  int // queue[:sent] is with the current stream
 
 	next      uint64 // next sequence id
+	allCopies bool   // that a message is stored is not enough: its batch is sent again, and the broker asked
 	stored    int64  // last sequence id that the broker said it has stored, with dedup; -1 is none
 	connected bool
 	hold      bool // a batch failed for now
@@ -93,6 +95,10 @@ type batch struct {
 	stops []func() bool // of the context watches
 	watch <-chan struct{}
 }
+
+// errCopiesUnknown is about a message that was stored before, by somebody who did not wait for all copies, or by this
+// producer's earlier life.
+var errCopiesUnknown = errors.New("it is stored already, and may not be on all disks")
 
 func newWindow(topic string, b Batching, dedup bool) window {
 	return window{topic: topic, batching: b, dedup: dedup, stored: -1}
@@ -212,9 +218,12 @@ func (w *window) numberExplicit(b *batch, at int) {
 	for len(b.receipts) > 0 && b.receipts[0].msg.SequenceID < w.next {
 		r := b.receipts[0]
 		b.receipts = b.receipts[1:]
-		if id := r.msg.SequenceID; w.dedup && w.stored >= 0 && id <= uint64(w.stored) {
+		switch id := r.msg.SequenceID; {
+		case w.dedup && w.stored >= 0 && id <= uint64(w.stored) && w.allCopies:
+			w.settle(b, outcome{receipt: r, err: &Error{Code: CodeOutcomeUnknown, Op: "publish", Topic: w.topic, Err: errCopiesUnknown}})
+		case w.dedup && w.stored >= 0 && id <= uint64(w.stored):
 			w.settle(b, outcome{receipt: r, duplicate: true})
-		} else {
+		default:
 			w.settle(b, outcome{receipt: r, err: invalidError("publish", w.topic,
 				"sequence id %d after %d: sequence ids must grow", id, w.next-1)})
 		}
@@ -254,6 +263,9 @@ func (w *window) opened(stored int64) {
 	}
 	w.stored = stored
 	w.next = max(w.next, uint64(stored)+1)
+	if w.allCopies {
+		return
+	}
 	for i := 0; i < len(w.queue); {
 		b := w.queue[i]
 		if !b.numbered || b.last > uint64(stored) {

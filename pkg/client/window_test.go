@@ -201,6 +201,32 @@ func TestResendWithDedup(t *testing.T) {
 	}
 }
 
+// TestResendAtAckAll sends again what the broker has: whether on all disks, only its answer tells.
+func TestResendAtAckAll(t *testing.T) {
+	t.Parallel()
+	s := newWindowScript(t, Batching{MaxMessages: 1, MaxBytes: 1, MaxDelay: 1}, true)
+	s.w.allCopies = true
+	s.w.opened(4)
+	a := s.add(t.Context(), 0)
+	s.expect(s.step(), "5-5")
+	s.w.broken()
+	s.w.opened(5)
+	s.expect(s.step(), "5-5")
+	if s.out[a] != nil {
+		t.Fatalf("%+v", s.out[a])
+	}
+	s.w.receipt(5, 0, entry.Position{}, true)
+	s.expect(s.step(), "")
+	if o := s.out[a]; o == nil || !o.duplicate || o.err != nil {
+		t.Fatalf("%+v", o)
+	}
+	b := s.add(t.Context(), 3) // its own sequence id, of an earlier run
+	s.expect(s.step(), "")
+	if o := s.out[b]; o == nil || !OutcomeUnknown(o.err) {
+		t.Fatalf("%+v", o)
+	}
+}
+
 // TestFailedForNow: nothing overtakes a batch that is to be sent again.
 func TestFailedForNow(t *testing.T) {
 	t.Parallel()
