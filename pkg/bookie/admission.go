@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -56,6 +57,8 @@ func notAdmitted(why string) *bookiewire.Error {
 type admissions struct {
 	s       *Server
 	ledgers Ledgers
+	ctx     context.Context    // of the reads
+	stop    context.CancelFunc // nobody is asked any more: what waits was not stored
 	wg      sync.WaitGroup
 
 	mu sync.Mutex
@@ -121,12 +124,20 @@ func (a *admissions) run() {
 }
 
 func (a *admissions) decide(ledger entry.LedgerID, round []*pendingAdd) {
-	// The newest add may wait the longest; the older ones came before it and hear the same.
-	deadline := round[len(round)-1].started.Add(a.s.cfg.MetadataTimeout)
-	ctx, cancel := context.WithDeadline(a.s.ctx, deadline)
-	l, err := a.ledgers.GetLedger(ctx, ledger)
-	cancel()
-	a.s.metrics.admissionReads.Inc()
+	var l meta.Ledger
+	var err error
+	// With etcd away whoever has waited for a turn that long is not made to wait anew.
+	switch newest := round[len(round)-1]; {
+	case a.ctx.Err() != nil:
+		err = errors.New("bookie is stopping")
+	case time.Since(newest.started) >= a.s.cfg.MetadataTimeout:
+		err = errors.New("too many ledgers are waited for")
+	default:
+		ctx, cancel := context.WithTimeout(a.ctx, a.s.cfg.MetadataTimeout)
+		l, err = a.ledgers.GetLedger(ctx, ledger)
+		cancel()
+		a.s.metrics.admissionReads.Inc()
+	}
 	for _, x := range round {
 		switch {
 		case errors.Is(err, meta.ErrNotFound):

@@ -122,7 +122,7 @@ func (c *conn) run() {
 		_ = c.nc.Close()
 	}
 	if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !graceful {
-		c.s.log.Info("connection ended", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
+		c.s.tell(slog.LevelInfo, "connection ended", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
 	}
 	c.cancel() // ends waits
 	c.wakeWriter()
@@ -406,7 +406,7 @@ func (c *conn) write() {
 				e.Reset()
 				if errors.Is(err, os.ErrDeadlineExceeded) {
 					c.s.metrics.slowPeers.Inc()
-					c.s.log.Warn("peer does not read its answers", slog.String("peer", c.nc.RemoteAddr().String()))
+					c.s.tell(slog.LevelWarn, "peer does not read its answers", slog.String("peer", c.nc.RemoteAddr().String()))
 				}
 				c.kill()
 			}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/budget"
@@ -128,6 +129,7 @@ type Server struct {
 	admitted *admissions
 	pool     sync.Pool // of *pendingAdd
 	slabs    *bookiewire.Slabs
+	logged   *rate.Limiter // of what peers do wrong: they may do it as fast as they like
 	born     time.Time
 	stored   atomic.Int64 // when an add was last answered OK: nanoseconds since born, 0 for never
 
@@ -148,12 +150,14 @@ func NewServer(cfg ServerConfig, me Identity, store Storage, ledgers Ledgers, lo
 		cfg: cfg.WithDefaults(), me: me, store: store, log: log,
 		born: time.Now(), ctx: ctx, cancel: cancel, conns: make(map[*conn]struct{}),
 	}
+	s.logged = rate.NewLimiter(2, 20)
 	s.adds = budget.New(s.cfg.InFlightBytes)
 	s.reads = budget.New(s.cfg.ReadBytes)
 	s.frames = budget.New(s.cfg.FrameBytes)
 	s.readers = make(chan struct{}, s.cfg.MaxReads)
 	s.metrics = newServerMetrics(registerer, s.adds)
 	s.admitted = &admissions{s: s, ledgers: ledgers, waiting: make(map[entry.LedgerID][]*pendingAdd)}
+	s.admitted.ctx, s.admitted.stop = context.WithCancel(ctx)
 	s.slabs = bookiewire.NewSlabs(addSlab, freeSlabs)
 	s.pool.New = func() any {
 		x := &pendingAdd{}
@@ -242,6 +246,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 		c.drain()
 	}
 	s.mu.Unlock()
+	s.admitted.stop()
 	stop := context.AfterFunc(ctx, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -264,6 +269,14 @@ func (s *Server) LastStored() time.Time {
 		return time.Time{}
 	}
 	return s.born.Add(time.Duration(since))
+}
+
+// tell logs what became of a peer's connection, at debug level when there is too much of it.
+func (s *Server) tell(level slog.Level, msg string, args ...any) {
+	if !s.logged.Allow() {
+		level = slog.LevelDebug
+	}
+	s.log.Log(s.ctx, level, msg, args...)
 }
 
 // hello decides about a new peer.
