@@ -151,7 +151,7 @@ func fromWire(op, topic, broker string, w *brokerv1.Error) *Error {
 	code := Code(w.GetCode())
 	retryable := w.GetRetryable()
 	switch code {
-	case CodeOverloaded, CodeUnavailable, CodeNotOwner, CodeOutcomeUnknown, CodeInternal:
+	case CodeOverloaded, CodeUnavailable, CodeNotOwner, CodeInternal:
 		retryable = true
 	default:
 	}
