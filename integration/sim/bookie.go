@@ -1,0 +1,359 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/bookie"
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/vfs"
+)
+
+// bookieProcess is a bookie's process over its disk: the server's rules of admission, and the store, driven by hand.
+type bookieProcess struct {
+	process
+	w       *world
+	index   int
+	uuid    entry.StorageUUID
+	zone    string
+	mem     *vfs.Mem
+	disk    *vfs.Faulty
+	store   *ledgerstore.ByHand
+	meta    *meta.Store
+	etcd    *etcdClient
+	slow    int // one sync in so many takes long
+	clients []*link
+	// registered is what brokers can know of it.
+	registeredTill time.Duration
+	waiting        map[entry.LedgerID][]*pendingAdd
+	waits          []*lacWait
+	restarting     bool
+}
+
+type pendingAdd struct {
+	ledgerstore.Add
+	retries int
+	reply   func(error)
+}
+
+const (
+	storeDir      = "/data"
+	segmentSize   = 64 << 10
+	admissionTime = 5 * time.Second
+	maxRetries    = 3 // of an add whose admission a fence or deletion voided
+	registration  = 3 * time.Second
+)
+
+func (b *bookieProcess) serving() bool { return b.up && b.store != nil }
+
+func (b *bookieProcess) config() ledgerstore.Config {
+	return ledgerstore.Config{
+		Dir: storeDir, Cluster: clusterUUID, Storage: b.uuid, SegmentSize: segmentSize, Spares: 1,
+		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1,
+	}
+}
+
+// boot starts the process: the store recovers what the disk has, and what it says is held against what was promised.
+func (b *bookieProcess) boot() {
+	b.start()
+	b.waiting, b.waits = map[entry.LedgerID][]*pendingAdd{}, nil
+	store, err := ledgerstore.OpenByHand(b.config(), b.disk)
+	if err != nil {
+		b.w.trace(b.name, subject{}, "does not start: %v", err)
+		b.kill()
+		if !errors.Is(err, vfs.ErrPowerCut) {
+			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
+		}
+		return
+	}
+	b.store = store
+	loss := store.Loss()
+	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
+	b.w.ghost.booted(b, loss)
+	b.look()
+	b.beat()
+}
+
+// beat keeps the registration alive.
+func (b *bookieProcess) beat() {
+	b.registeredTill = b.w.now + registration
+	b.after(time.Second, b.beat)
+}
+
+func (b *bookieProcess) look() {
+	b.store.Look()
+	b.work()
+	b.after(time.Second, b.look)
+}
+
+// crash ends the process without notice.
+func (b *bookieProcess) crash(why string) {
+	if !b.up {
+		return
+	}
+	b.w.trace(b.name, subject{}, "dies: %s", why)
+	if b.store != nil {
+		b.store.Abandon()
+	}
+	b.store = nil
+	b.kill()
+	clients := b.clients
+	b.clients = nil
+	for _, l := range clients {
+		if c := l.conn; c != nil && c.server == b {
+			if !b.w.net.blocked[c.back.way] {
+				l.reset(b.w.net.delay())
+			}
+		}
+	}
+}
+
+// powerCut ends the process, and loses what the disk may lose.
+func (b *bookieProcess) powerCut() {
+	b.crash("power cut")
+	b.mem.Crash(b.w.rng)
+}
+
+// wipe puts an empty disk, with an identity of its own, in the place of what there was.
+func (b *bookieProcess) wipe() {
+	b.crash("disk is gone")
+	b.w.newDisk(b)
+}
+
+// work hands the store's tasks to the disk.
+func (b *bookieProcess) work() {
+	for {
+		tasks := b.store.Tasks()
+		if err := b.store.Failed(); err != nil {
+			b.w.trace(b.name, subject{}, "store stops: %v", err)
+			b.after(0, func() { b.crash("store has stopped") })
+			return
+		}
+		if len(tasks) == 0 {
+			return
+		}
+		for _, t := range tasks {
+			b.carryOut(t)
+		}
+	}
+}
+
+func (b *bookieProcess) carryOut(t *ledgerstore.Task) {
+	w, store := b.w, b.store
+	finish := func() {
+		if b.store != store {
+			return
+		}
+		store.Do(t)
+		b.work()
+	}
+	switch t.Kind {
+	case ledgerstore.TaskWrite:
+		t.Start()
+		b.after(w.between(0, 50*time.Microsecond), finish)
+	case ledgerstore.TaskSync:
+		d := w.between(100*time.Microsecond, 4*time.Millisecond)
+		if !w.healed && w.chance(b.slow) {
+			d = w.between(10*time.Millisecond, 800*time.Millisecond)
+		}
+		if w.chance(2) {
+			t.Start() // on the disk now, told later
+		}
+		b.after(d, finish)
+	default:
+		b.after(w.between(50*time.Microsecond, 3*time.Millisecond), finish)
+	}
+}
+
+// add is the server's: an add of a ledger that the store knows goes there, another one waits for admission.
+func (b *bookieProcess) add(a bookiewire.Add, reply func(error)) {
+	x := &pendingAdd{Add: ledgerstore.Add{Add: a}, reply: reply}
+	x.Done = func(err error) { b.stored(x, err) }
+	b.admit(x)
+	b.work()
+}
+
+func (b *bookieProcess) admit(x *pendingAdd) {
+	var known bool
+	if known, x.Generation = b.store.Admission(x.Ledger); known {
+		b.store.Add(&x.Add)
+		return
+	}
+	_, running := b.waiting[x.Ledger]
+	b.waiting[x.Ledger] = append(b.waiting[x.Ledger], x)
+	if !running {
+		ledger := x.Ledger
+		b.after(0, func() { b.spawn(func(t *task) { b.runAdmission(t, ledger) }) })
+	}
+}
+
+// runAdmission reads a ledger's record, once for all adds that came before the read began.
+func (b *bookieProcess) runAdmission(t *task, ledger entry.LedgerID) {
+	for {
+		round := b.waiting[ledger]
+		if len(round) == 0 {
+			delete(b.waiting, ledger)
+			return
+		}
+		b.waiting[ledger] = nil
+		l, err := b.meta.GetLedger(t.context(b.w.now+admissionTime, nil), ledger)
+		for _, x := range round {
+			switch {
+			case errors.Is(err, meta.ErrNotFound):
+				x.reply(&bookiewire.Error{Code: bookiewire.NotAdmitted})
+			case err != nil:
+				x.reply(&bookiewire.Error{Code: bookiewire.Unknown})
+			default:
+				if refusal := bookie.Admit(l, b.uuid, &x.Add.Add); refusal != nil {
+					x.reply(refusal)
+				} else {
+					b.store.Add(&x.Add)
+				}
+			}
+		}
+		b.work()
+	}
+}
+
+// stored is the store's last word about an add.
+func (b *bookieProcess) stored(x *pendingAdd, err error) {
+	if e := bookiewire.AsError(err); err != nil && e.Code == bookiewire.NotAdmitted && x.retries < maxRetries {
+		x.retries++
+		_, x.Generation = b.store.Admission(x.Ledger)
+		_, running := b.waiting[x.Ledger]
+		b.waiting[x.Ledger] = append(b.waiting[x.Ledger], x)
+		if !running {
+			ledger := x.Ledger
+			b.after(0, func() { b.spawn(func(t *task) { b.runAdmission(t, ledger) }) })
+		}
+		return
+	}
+	if err == nil {
+		b.w.ghost.stored(b, &x.Add.Add)
+	}
+	b.w.trace(b.name, entrySubject(x.Ledger, x.Entry), "add %d:%d term %d: %v", x.Ledger, x.Entry, x.Term, codeOf(err))
+	x.reply(err)
+	b.wakeWaits()
+}
+
+func (b *bookieProcess) fence(f bookiewire.Fence, reply func(bookiewire.FenceReply, error)) {
+	b.store.Fence(f, func(r bookiewire.FenceReply, err error) {
+		if err == nil {
+			b.w.ghost.fenced(b, f.Ledger, f.Term)
+		}
+		b.w.trace(b.name, ledgerSubject(f.Ledger), "fence %d term %d: %v, lac %d", f.Ledger, f.Term, codeOf(err), r.LAC)
+		reply(r, err)
+	})
+	b.work()
+}
+
+// read is Store.Read, whose fence is waited for here.
+func (b *bookieProcess) read(r bookiewire.Read, reply func(bookiewire.ReadReply, error)) {
+	answer := func() {
+		plain := r
+		plain.Recovery = false
+		got, err := b.store.Read(context.Background(), plain)
+		b.w.ghost.read(b, r, got, err)
+		if r.Recovery {
+			b.w.trace(b.name, entrySubject(r.Ledger, r.First), "recovery read %d:%d term %d: %v", r.Ledger, r.First, r.Term, codeOf(err))
+		}
+		reply(got, err)
+	}
+	if !r.Recovery {
+		answer()
+		return
+	}
+	b.store.Fence(bookiewire.Fence{Ledger: r.Ledger, Term: r.Term}, func(_ bookiewire.FenceReply, err error) {
+		if err != nil {
+			reply(bookiewire.ReadReply{}, err)
+			return
+		}
+		b.w.ghost.fenced(b, r.Ledger, r.Term)
+		store := b.store
+		b.after(b.w.between(0, 200*time.Microsecond), func() {
+			if b.store == store {
+				answer()
+			}
+		})
+	})
+	b.work()
+}
+
+func (b *bookieProcess) writeLAC(r bookiewire.WriteLAC, reply func(error)) {
+	b.store.WriteLAC(r, func(err error) {
+		reply(err)
+		b.wakeWaits()
+	})
+	b.work()
+}
+
+// lacWait is a reader's wait for a LAC.
+type lacWait struct {
+	ledger entry.LedgerID
+	after  entry.EntryID
+	reply  func(entry.EntryID)
+}
+
+func (b *bookieProcess) waitLAC(r bookiewire.WaitLAC, reply func(entry.EntryID)) {
+	x := &lacWait{ledger: r.Ledger, after: r.After, reply: reply}
+	if b.tryWait(x) {
+		return
+	}
+	b.waits = append(b.waits, x)
+	b.after(r.Timeout, func() {
+		if x.reply != nil {
+			x.answer(b.lac(x.ledger))
+		}
+	})
+}
+
+func (x *lacWait) answer(lac entry.EntryID) {
+	x.reply(lac)
+	x.reply = nil
+}
+
+func (b *bookieProcess) lac(l entry.LedgerID) entry.EntryID {
+	in, ok := b.store.Ledger(l)
+	if !ok {
+		return entry.NoEntry
+	}
+	return in.LAC
+}
+
+func (b *bookieProcess) tryWait(x *lacWait) bool {
+	if x.reply == nil {
+		return true
+	}
+	lac := b.lac(x.ledger)
+	if lac > x.after {
+		x.answer(lac)
+		return true
+	}
+	return false
+}
+
+func (b *bookieProcess) wakeWaits() {
+	kept := b.waits[:0]
+	for _, x := range b.waits {
+		if !b.tryWait(x) {
+			kept = append(kept, x)
+		}
+	}
+	b.waits = kept
+}
+
+// codeOf is the class of an answer.
+func codeOf(err error) bookiewire.Code {
+	if err == nil {
+		return bookiewire.OK
+	}
+	var e *bookiewire.Error
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	return bookiewire.Disconnected
+}

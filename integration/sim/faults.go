@@ -1,0 +1,206 @@
+package sim
+
+import (
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// Fault is a kind of fault.
+type Fault string
+
+// The kinds of faults. In brackets, the cells of the matrix.
+const (
+	BrokerCrash  Fault = "broker-crash"   // kill -9 and a new process [F1]
+	BrokerPause  Fault = "broker-pause"   // STOP, CONT: a zombie [F4]
+	BrokerCut    Fault = "broker-cut"     // from etcd, the data path stays up [F9]
+	BookieKill   Fault = "bookie-kill"    // kill -9, page cache kept [F2]
+	PowerCut     Fault = "power-cut"      // of one bookie [F3]
+	BlackOut     Fault = "black-out"      // of all bookies at once [F3]
+	BookiePause  Fault = "bookie-pause"   // STOP, CONT [F5]
+	BookieCut    Fault = "bookie-cut"     // from etcd
+	Partition    Fault = "partition"      // broker from bookie, both ways [F7]
+	OneWay       Fault = "one-way"        // [F8]
+	Reset        Fault = "reset"          // connections break [F12]
+	EtcdAway     Fault = "etcd-away"      // no leader [F10, F11]
+	DiskFull     Fault = "disk-full"      // of one bookie, for a while [F16]
+	Wipe         Fault = "wipe"           // a disk is gone for good, fewer than Qa of them
+	PowerCutStep Fault = "power-cut-step" // power goes in the midst of what a bookie does to its disk [F3]
+)
+
+var allFaults = []Fault{
+	BrokerCrash, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
+	DiskFull, Wipe, PowerCutStep,
+}
+
+const diskSize = 512 << 20
+
+// pickFaults draws a swarm: a few kinds, so that runs differ.
+func pickFaults(k *kernel) []Fault {
+	var some []Fault
+	n := 1 + k.rng.IntN(5)
+	for _, i := range k.rng.Perm(len(allFaults))[:n] {
+		some = append(some, allFaults[i])
+	}
+	return some
+}
+
+func (w *world) mischief() {
+	if w.healed {
+		return
+	}
+	w.after(w.between(50*time.Millisecond, 2500*time.Millisecond), w.mischief)
+	f := pick(w.kernel, w.faults)
+	span := w.between(20*time.Millisecond, 3*time.Second)
+	if w.chance(6) {
+		span = w.between(3*time.Second, 9*time.Second)
+	}
+	w.inject(f, span)
+}
+
+// unlessHealed has f run in a while, if faults are on still.
+func (w *world) unlessHealed(d time.Duration, f func()) {
+	w.after(d, func() {
+		if !w.healed {
+			f()
+		}
+	})
+}
+
+func (w *world) inject(f Fault, span time.Duration) {
+	br, k := pick(w.kernel, w.brokers), pick(w.kernel, w.bookies)
+	w.trace("sim", subject{}, "%s: %s %s for %v", f, br.name, k.name, span)
+	switch f {
+	case BrokerCrash:
+		br.crash("killed")
+		w.unlessHealed(span, func() {
+			if !br.up {
+				br.boot()
+			}
+		})
+	case BrokerPause:
+		br.pause()
+		w.unlessHealed(span*2, br.resume)
+	case BrokerCut:
+		br.etcd.cut = true
+		w.unlessHealed(span*2, func() { br.etcd.cut = false })
+	case BookieKill:
+		k.crash("killed")
+		w.restart(k, span)
+	case PowerCut:
+		k.powerCut()
+		w.restart(k, span)
+	case PowerCutStep:
+		k.mem.CutPowerAfter(w.rng.IntN(40))
+		w.unlessHealed(span, func() { // unless it has met the cut by itself
+			k.powerCut()
+			w.restart(k, span/4)
+		})
+	case BlackOut:
+		for _, k := range w.bookies {
+			k.powerCut()
+			w.restart(k, w.between(0, span))
+		}
+	case BookiePause:
+		k.pause()
+		w.unlessHealed(span, k.resume)
+	case BookieCut:
+		k.etcd.cut = true
+		w.unlessHealed(span, func() { k.etcd.cut = false })
+	case Partition:
+		w.block(br.name, k.name, span)
+		w.block(k.name, br.name, span)
+	case OneWay:
+		if w.chance(2) {
+			w.block(br.name, k.name, span)
+		} else {
+			w.block(k.name, br.name, span)
+		}
+	case Reset:
+		for _, l := range br.opened {
+			if w.chance(2) {
+				l.reset(w.net.delay())
+			}
+		}
+	case EtcdAway:
+		w.etcd.away = true
+		w.unlessHealed(span, w.etcdBack)
+	case DiskFull:
+		if u, err := k.mem.Usage("/"); err == nil {
+			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
+			w.unlessHealed(span, func() { k.mem.SetCapacity(diskSize) })
+		}
+	case Wipe:
+		if w.wiped < w.replication.AckQuorum-1 {
+			w.wiped++
+			k.wipe()
+			w.restart(k, span)
+		}
+	}
+}
+
+func (w *world) block(from, to string, span time.Duration) {
+	w.net.block(from, to)
+	w.unlessHealed(span, func() { w.net.open(from, to) })
+}
+
+func (w *world) etcdBack() {
+	if !w.etcd.away {
+		return
+	}
+	w.etcd.away = false
+	if w.chance(2) {
+		w.etcd.model.ExtendAll(w.clock()) // another leader
+	}
+}
+
+// restart starts a bookie after a while, unless it runs by then.
+func (w *world) restart(k *bookieProcess, after time.Duration) {
+	w.unlessHealed(after, func() {
+		if !k.up {
+			k.bootAgain()
+		}
+	})
+}
+
+// bootAgain boots, and again if the power goes meanwhile.
+func (b *bookieProcess) bootAgain() {
+	b.boot()
+	if !b.up && !b.w.failed() {
+		b.mem.Crash(b.w.rng)
+		b.w.after(b.w.between(10*time.Millisecond, 500*time.Millisecond), func() {
+			if !b.up {
+				b.bootAgain()
+			}
+		})
+	}
+}
+
+// healFaults ends every fault.
+func (w *world) healFaults() {
+	for _, br := range w.brokers {
+		br.etcd.cut = false
+		br.resume()
+		if !br.up {
+			br.boot()
+		}
+		for _, k := range w.bookies {
+			w.net.open(br.name, k.name)
+			w.net.open(k.name, br.name)
+		}
+	}
+	for _, k := range w.bookies {
+		k.etcd.cut = false
+		k.mem.SetCapacity(diskSize)
+		k.mem.CutPowerAfter(-1)
+		k.resume()
+		if !k.up {
+			k.bootAgain()
+		}
+	}
+	w.etcdBack()
+}
+
+func compaction(rev int64) *pb.CompactionRequest {
+	return &pb.CompactionRequest{Revision: max(rev, 1)}
+}

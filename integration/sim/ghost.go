@@ -1,0 +1,425 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/quorum"
+)
+
+// ghost knows what nobody in the cluster knows: everything that was ever said, and by whom. It holds each new word against
+// it. The numbers of invariants are those of docs/guarantees.md (I…) and of the protocol (plain).
+type ghost struct {
+	w       *world
+	bodies  map[entryKey][]byte
+	disks   map[entry.StorageUUID]*diskGhost
+	ledgers map[entry.LedgerID]*ledgerGhost
+	appends map[uint64]*producerAppend
+	order   []*producerAppend
+	boots   int
+	checked int // entries found again after a boot
+}
+
+type entryKey struct {
+	ledger entry.LedgerID
+	entry  entry.EntryID
+}
+
+// diskGhost is what an identity has promised.
+type diskGhost struct {
+	stored map[entryKey]bool
+	sorted []entryKey // of stored, in the order promised
+	denied map[entryKey]bool
+	// terms are durable by its word; shut are the ledgers of which it told a recovery that no writer gets in any more.
+	terms map[entry.LedgerID]entry.Term
+	shut  map[entry.LedgerID]bool
+}
+
+// ledgerGhost is what was said of a ledger.
+type ledgerGhost struct {
+	record meta.Ledger
+	acked  entry.EntryID // with quorum or all
+	served entry.EntryID // to any reader
+}
+
+// producerAppend is one append of the workload.
+type producerAppend struct {
+	number     uint64
+	topic      *topic
+	level      ledger.AckLevel
+	size       int
+	span       uint32
+	base       entry.Offset
+	ownerEpoch entry.Epoch
+	by         *broker
+	life       int
+	outcome    outcome
+	position   entry.Position
+	then       func(outcome)
+}
+
+type outcome uint8
+
+const (
+	pending outcome = iota
+	stored
+	notWritten
+	unknown
+)
+
+func newGhost(w *world) *ghost {
+	return &ghost{
+		w: w, bodies: map[entryKey][]byte{}, disks: map[entry.StorageUUID]*diskGhost{},
+		ledgers: map[entry.LedgerID]*ledgerGhost{}, appends: map[uint64]*producerAppend{},
+	}
+}
+
+func ledgerSubject(l entry.LedgerID) subject { return subject{ledger: uint64(l), entry: entryAny} }
+
+func entrySubject(l entry.LedgerID, e entry.EntryID) subject {
+	return subject{ledger: uint64(l), entry: int64(e)}
+}
+
+func (g *ghost) disk(u entry.StorageUUID) *diskGhost {
+	d := g.disks[u]
+	if d == nil {
+		d = &diskGhost{stored: map[entryKey]bool{}, denied: map[entryKey]bool{}, terms: map[entry.LedgerID]entry.Term{}, shut: map[entry.LedgerID]bool{}}
+		g.disks[u] = d
+	}
+	return d
+}
+
+func (g *ghost) ledger(id entry.LedgerID) *ledgerGhost {
+	l := g.ledgers[id]
+	if l == nil {
+		l = &ledgerGhost{acked: entry.NoEntry, served: entry.NoEntry}
+		g.ledgers[id] = l
+	}
+	return l
+}
+
+// sent is an add on its way to bookies, from a writer or a recovery.
+func (g *ghost) sent(a *bookiewire.Add) {
+	k := entryKey{a.Ledger, a.Entry}
+	if known := g.bodies[k]; known == nil {
+		if a.Recovery {
+			g.w.fail("I4", entrySubject(a.Ledger, a.Entry), "a recovery writes %d:%d, which nobody wrote before", a.Ledger, a.Entry)
+		}
+		g.bodies[k] = a.Body
+	} else if !bytes.Equal(known, a.Body) {
+		g.w.fail("I5", entrySubject(a.Ledger, a.Entry), "%d:%d is written with another body", a.Ledger, a.Entry)
+	}
+}
+
+// stored is a bookie's word that it has an entry.
+func (g *ghost) stored(b *bookieProcess, a *bookiewire.Add) {
+	d, k := g.disk(b.uuid), entryKey{a.Ledger, a.Entry}
+	if !a.Recovery {
+		if d.denied[k] {
+			g.w.fail("8", entrySubject(k.ledger, k.entry), "%s acknowledges %d:%d, of which it told a recovery that it is not there", b.name, k.ledger, k.entry)
+		}
+		if d.shut[k.ledger] {
+			g.w.fail("8", entrySubject(k.ledger, k.entry), "%s acknowledges %d:%d to a writer after it answered a fence", b.name, k.ledger, k.entry)
+		}
+	} else {
+		g.term(b, a.Ledger, a.Term)
+	}
+	if !d.stored[k] {
+		d.stored[k] = true
+		d.sorted = append(d.sorted, k)
+	}
+}
+
+// fenced is a bookie's word that a term is durable, and each add that it took before.
+func (g *ghost) fenced(b *bookieProcess, l entry.LedgerID, term entry.Term) {
+	g.term(b, l, term)
+	g.disk(b.uuid).shut[l] = true
+}
+
+func (g *ghost) term(b *bookieProcess, l entry.LedgerID, term entry.Term) {
+	d := g.disk(b.uuid)
+	if term < d.terms[l] {
+		g.w.fail("9", ledgerSubject(l), "%s takes term %d of ledger %d after term %d", b.name, term, l, d.terms[l])
+	}
+	d.terms[l] = max(d.terms[l], term)
+}
+
+// read is a bookie's answer to a read.
+func (g *ghost) read(b *bookieProcess, r bookiewire.Read, got bookiewire.ReadReply, err error) {
+	d, k := g.disk(b.uuid), entryKey{r.Ledger, r.First}
+	switch codeOf(err) {
+	case bookiewire.OK:
+		for _, e := range got.Entries {
+			at := entryKey{r.Ledger, e.Entry}
+			if !bytes.Equal(e.Body, g.bodies[at]) || e.Checksum != entry.Checksum(r.Ledger, e.Entry, e.Body) {
+				g.w.fail("I10", entrySubject(at.ledger, at.entry), "%s answers %d:%d with bytes that were never written", b.name, at.ledger, at.entry)
+			}
+		}
+	case bookiewire.NoEntry, bookiewire.NoLedger:
+		if d.stored[k] {
+			g.w.fail("11", entrySubject(k.ledger, k.entry), "%s says that %d:%d is not there, which it acknowledged", b.name, k.ledger, k.entry)
+		}
+		if r.Recovery {
+			d.denied[k] = true
+		}
+	}
+}
+
+// booted holds a store after its recovery against what its disk has promised.
+func (g *ghost) booted(b *bookieProcess, loss ledgerstore.Loss) {
+	g.boots++
+	d := g.disk(b.uuid)
+	if loss.All || len(loss.Ledgers) > 0 {
+		g.w.fail("I10", subject{}, "%s finds a loss (all: %v, ledgers %v) where nothing was lost", b.name, loss.All, loss.Ledgers)
+	}
+	for _, k := range d.sorted {
+		g.checked++
+		got, err := b.store.Read(context.Background(), bookiewire.Read{Ledger: k.ledger, First: k.entry, Stride: 1, MaxEntries: 1, MaxBytes: 1})
+		if err != nil || !bytes.Equal(got.Entries[0].Body, g.bodies[k]) {
+			g.w.fail("10", entrySubject(k.ledger, k.entry), "%s acknowledged %d:%d, and after a restart it answers %v", b.name, k.ledger, k.entry, codeOf(err))
+			return
+		}
+	}
+	for _, l := range slices.Sorted(maps.Keys(d.terms)) {
+		if in, ok := b.store.Ledger(l); !ok || in.Term < d.terms[l] {
+			g.w.fail("9", ledgerSubject(l), "%s answered a fence of ledger %d with term %d, and after a restart it has %d", b.name, l, d.terms[l], in.Term)
+			return
+		}
+	}
+}
+
+// holders returns the slots of e's write set whose identities have acknowledged it.
+func (g *ghost) holders(f meta.Fragment, q *quorum.Quorum, k entryKey) quorum.Set {
+	var have quorum.Set
+	q.WriteSet(k.entry).Each(func(i int) {
+		if g.disk(f.Slots[i].UUID).stored[k] {
+			have |= 1 << i
+		}
+	})
+	return have
+}
+
+// confirmed is a writer's word that entries from … lac are confirmed.
+func (g *ghost) confirmed(c *chainRun, l meta.Ledger, from, lac entry.EntryID) {
+	now, err := g.w.checker.GetLedger(context.Background(), l.ID)
+	if err != nil {
+		g.w.fail("14", ledgerSubject(l.ID), "ledger %d is written and has no record: %v", l.ID, err)
+		return
+	}
+	for e := from; e <= lac; e++ {
+		k := entryKey{l.ID, e}
+		f := ledger.FragmentOf(l.Fragments, e)
+		q := quorumOf(l.Replication, f.Slots)
+		if have := g.holders(f, q, k); !q.Valid(have) {
+			g.w.fail("3", entrySubject(l.ID, e), "%s confirms %d:%d, which lies on slots %b of %s", c.b.name, l.ID, e, have, g.w.fragments([]meta.Fragment{f}))
+		}
+		if named := ledger.FragmentOf(now.Fragments, e); now.State == meta.LedgerOpen && (named.First != f.First || !slices.Equal(named.Slots, f.Slots)) {
+			g.w.fail("3", entrySubject(l.ID, e), "%s confirms %d:%d in %s, its record names %s", c.b.name, l.ID, e,
+				g.w.fragments([]meta.Fragment{f}), g.w.fragments([]meta.Fragment{named}))
+		}
+	}
+}
+
+// shown is an entry that the owner's readers may see.
+func (g *ghost) shown(c *chainRun, a *producerAppend, at entry.Position) {
+	g.serve(at.Ledger, at.Entry, c.b.name)
+	_ = a
+}
+
+func (g *ghost) serve(id entry.LedgerID, e entry.EntryID, who string) {
+	l := g.ledger(id)
+	l.served = max(l.served, e)
+	if l.record.State == meta.LedgerClosed && e > l.record.Last {
+		g.w.fail("4", entrySubject(id, e), "%s serves %d:%d, the ledger ends at %d", who, id, e, l.record.Last)
+	}
+}
+
+// finished is a chain's word on an append.
+func (g *ghost) finished(c *chainRun, a *producerAppend, at entry.Position, o chain.Outcome) {
+	s := subject{ledger: uint64(at.Ledger), entry: int64(at.Entry), topic: a.topic.index + 1, number: a.number}
+	g.w.trace(c.b.name, s, "append %d (%s) at %d:%d: outcome %d", a.number, a.level, at.Ledger, at.Entry, o)
+	if a.outcome != pending {
+		g.w.fail("19", s, "append %d is done twice", a.number)
+	}
+	a.outcome = [...]outcome{chain.Stored: stored, chain.NotWritten: notWritten, chain.Unknown: unknown}[o]
+	a.position = at
+	g.w.tally[a.outcome]++
+	if a.then != nil {
+		a.then(a.outcome)
+	}
+	if o != chain.Stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
+		return
+	}
+	l := g.ledger(at.Ledger)
+	l.acked = max(l.acked, at.Entry)
+	if l.record.State == meta.LedgerClosed && at.Entry > l.record.Last {
+		g.w.fail("1", s, "append %d is acknowledged at %d:%d, the ledger ends at %d", a.number, at.Ledger, at.Entry, l.record.Last)
+	}
+	if a.level == ledger.AckAll {
+		f := ledger.FragmentOf(l.record.Fragments, at.Entry)
+		q := quorumOf(l.record.Replication, f.Slots)
+		if have := g.holders(f, q, entryKey{at.Ledger, at.Entry}); have != q.WriteSet(at.Entry) && l.record.State == meta.LedgerOpen {
+			g.w.fail("3", s, "append %d is acknowledged by all, and lies on slots %b of %s", a.number, have, g.w.fragments([]meta.Fragment{f}))
+		}
+	}
+}
+
+// brokerGone ends what a broker has not told: nobody will hear.
+func (g *ghost) brokerGone(b *broker) {
+	for _, a := range g.order {
+		if a.by == b && a.life < b.life && a.outcome == pending {
+			a.outcome = unknown
+			g.w.tally[unknown]++
+		}
+	}
+}
+
+const keyPrefix = "/penstock/" + clusterName + "/"
+
+// changed looks at what a transaction has changed in etcd.
+func (w *world) changed(actor *broker, from int64) {
+	events, err := w.etcd.model.Since(from)
+	if err != nil {
+		panic(err)
+	}
+	for _, e := range events {
+		key, ours := strings.CutPrefix(string(e.KV.Key), keyPrefix)
+		if !ours {
+			continue
+		}
+		if id, ok := strings.CutPrefix(key, "ledgers/"); ok {
+			n, err := strconv.ParseUint(id[1:], 16, 64)
+			if err != nil {
+				panic(err)
+			}
+			w.ghost.ledgerChanged(actor, entry.LedgerID(n))
+		}
+	}
+	for _, e := range events {
+		if strings.HasPrefix(string(e.KV.Key), keyPrefix+"chains/") {
+			for _, tp := range w.topics {
+				if string(e.KV.Key) == keyPrefix+"chains/"+string(tp.chain) {
+					w.ghost.chainChanged(tp)
+				}
+			}
+		}
+	}
+}
+
+func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
+	w := g.w
+	now, err := w.checker.GetLedger(context.Background(), id)
+	s := ledgerSubject(id)
+	if err != nil {
+		w.fail("6", s, "record of ledger %d: %v", id, err)
+		return
+	}
+	l := g.ledger(id)
+	old := l.record
+	l.record = now
+	who := "?"
+	if actor != nil {
+		who = actor.name
+	}
+	w.trace("etcd", s, "%s: ledger %d is %s, term %d, %s, last %d", who, id, now.State, now.Term, w.fragments(now.Fragments), now.Last)
+	for i := 1; i < len(now.Fragments); i++ {
+		if now.Fragments[i].First <= now.Fragments[i-1].First {
+			w.fail("7", s, "fragments of ledger %d: %s", id, w.fragments(now.Fragments))
+		}
+	}
+	if old.ID == 0 {
+		return
+	}
+	if now.State < old.State || now.Term < old.Term || now.Nonce != old.Nonce {
+		w.fail("6", s, "ledger %d goes from %s term %d to %s term %d", id, old.State, old.Term, now.State, now.Term)
+	}
+	if old.State >= meta.LedgerClosed && (now.Last != old.Last) {
+		w.fail("6", s, "the end of ledger %d moves from %d to %d", id, old.Last, now.Last)
+	}
+	settled := len(old.Fragments) - 1
+	for i := range min(settled, len(now.Fragments)) {
+		if now.Fragments[i].First != old.Fragments[i].First || !slices.Equal(now.Fragments[i].Slots, old.Fragments[i].Slots) {
+			w.fail("7", s, "a settled fragment of ledger %d changes: %s, then %s", id, w.fragments(old.Fragments), w.fragments(now.Fragments))
+		}
+	}
+	if now.State == meta.LedgerOpen {
+		// An entry that is acknowledged may move to a new fragment if it counts there too.
+		for e := now.Fragments[settled].First; e <= l.acked; e++ {
+			f := ledger.FragmentOf(now.Fragments, e)
+			q := quorumOf(now.Replication, f.Slots)
+			if have := g.holders(f, q, entryKey{id, e}); !q.Valid(have) {
+				w.fail("3", entrySubject(id, e), "ensembles of ledger %d: %s; %d is acknowledged and lies on slots %b", id, w.fragments(now.Fragments), e, have)
+			}
+		}
+	}
+	if now.State == meta.LedgerClosed && old.State < meta.LedgerClosed {
+		g.closed(l)
+	}
+}
+
+// closed holds the end of a ledger against what was said of it.
+func (g *ghost) closed(l *ledgerGhost) {
+	w, m := g.w, l.record
+	w.closes++
+	if l.acked > m.Last {
+		w.fail("1", entrySubject(m.ID, l.acked), "ledger %d ends at %d, acknowledged is %d", m.ID, m.Last, l.acked)
+	}
+	if l.served > m.Last {
+		w.fail("4", entrySubject(m.ID, l.served), "ledger %d ends at %d, a reader was served %d", m.ID, m.Last, l.served)
+	}
+	for e := entry.EntryID(0); e <= m.Last; e++ {
+		k := entryKey{m.ID, e}
+		f := ledger.FragmentOf(m.Fragments, e)
+		q := quorumOf(m.Replication, f.Slots)
+		if have := g.holders(f, q, k); have.Len() < m.AckQuorum {
+			w.fail("2", entrySubject(m.ID, e), "ledger %d ends at %d, and entry %d lies on slots %b of %s", m.ID, m.Last, e, have, w.fragments([]meta.Fragment{f}))
+			return
+		}
+	}
+}
+
+func (g *ghost) chainChanged(tp *topic) {
+	w := g.w
+	c, err := w.checker.GetChain(context.Background(), tp.chain)
+	s := subject{topic: tp.index + 1}
+	if err != nil {
+		w.fail("15", s, "chain of topic %d: %v", tp.index, err)
+		return
+	}
+	for i, r := range c.Runs {
+		l := g.ledger(r.Ledger).record
+		s.ledger, s.entry = uint64(r.Ledger), entryAny
+		switch {
+		case !r.Closed && i != len(c.Runs)-1:
+			w.fail("15", s, "ledger %d of topic %d is followed by %d, and open", r.Ledger, tp.index, c.Runs[i+1].Ledger)
+		case r.Closed != (l.State == meta.LedgerClosed):
+			w.fail("14", s, "ledger %d of topic %d is %s, its run closed: %v", r.Ledger, tp.index, l.State, r.Closed)
+		case i > 0 && r.First != c.Runs[i-1].End:
+			w.fail("20", s, "ledger %d of topic %d starts at offset %d, the one before ends at %d", r.Ledger, tp.index, r.First, c.Runs[i-1].End)
+		}
+	}
+}
+
+// fragments prints ensembles by the bookies' names.
+func (w *world) fragments(all []meta.Fragment) string {
+	var b []byte
+	for _, f := range all {
+		b = fmt.Appendf(b, "[%d:", f.First)
+		for _, s := range f.Slots {
+			b = fmt.Appendf(b, " %s", w.names[s.UUID])
+		}
+		b = append(b, ']')
+	}
+	return string(b)
+}

@@ -1,0 +1,138 @@
+package sim
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"hash"
+	"math/rand/v2"
+	"time"
+)
+
+// began is the moment at which simulated time begins.
+var began = time.Unix(1_700_000_000, 0)
+
+// kernel is time, chance and the order of events.
+type kernel struct {
+	rng   *rand.Rand
+	now   time.Duration // since began
+	heap  []event
+	seq   uint64
+	steps int
+
+	sum  hash.Hash
+	line []byte
+	// recorded lines; kept only when the run is told to.
+	record bool
+	story  []storyLine
+}
+
+type event struct {
+	at  time.Duration
+	seq uint64
+	run func()
+}
+
+func newKernel(seed uint64) *kernel {
+	return &kernel{rng: rand.New(rand.NewPCG(seed, 0x70656e73746f636b)), sum: sha256.New()}
+}
+
+// clock is the time as the product's types have it.
+func (k *kernel) clock() time.Time { return began.Add(k.now) }
+
+func (e event) before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
+
+// at has f run at a time; what is due at the same time runs in the order it was asked for.
+func (k *kernel) at(t time.Duration, f func()) {
+	k.seq++
+	k.heap = append(k.heap, event{at: max(t, k.now), seq: k.seq, run: f})
+	h := k.heap
+	for i := len(h) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !h[i].before(h[up]) {
+			break
+		}
+		h[i], h[up] = h[up], h[i]
+		i = up
+	}
+}
+
+func (k *kernel) after(d time.Duration, f func()) { k.at(k.now+d, f) }
+
+func (k *kernel) pop() event {
+	h := k.heap
+	top, n := h[0], len(h)-1
+	h[0], h[n] = h[n], event{}
+	h = h[:n]
+	for i := 0; ; {
+		c := 2*i + 1
+		if c >= n {
+			break
+		}
+		if c+1 < n && h[c+1].before(h[c]) {
+			c++
+		}
+		if !h[c].before(h[i]) {
+			break
+		}
+		h[i], h[c] = h[c], h[i]
+		i = c
+	}
+	k.heap = h
+	return top
+}
+
+// run carries events out up to a time, or until stop says so.
+func (k *kernel) run(until time.Duration, stop func() bool) {
+	for len(k.heap) > 0 && k.heap[0].at <= until {
+		e := k.pop()
+		k.now = e.at
+		k.steps++
+		e.run()
+		if stop() {
+			return
+		}
+	}
+	k.now = until
+}
+
+// chance is true once in n times on average.
+func (k *kernel) chance(n int) bool { return k.rng.IntN(n) == 0 }
+
+// between draws a duration from a to b.
+func (k *kernel) between(a, b time.Duration) time.Duration {
+	if b <= a {
+		return a
+	}
+	return a + time.Duration(k.rng.Int64N(int64(b-a)+1))
+}
+
+// pick draws one of several.
+func pick[T any](k *kernel, from []T) T { return from[k.rng.IntN(len(from))] }
+
+// subject is what a line of the trace is about; the zero value is everything.
+type subject struct {
+	ledger uint64
+	entry  int64 // entryAny: the whole ledger
+	topic  int   // from 1
+	number uint64
+}
+
+const entryAny = -2
+
+type storyLine struct {
+	at   time.Duration
+	who  string
+	what string
+	subject
+}
+
+// trace adds a line to the trace, of which the run's sum is made.
+func (k *kernel) trace(who string, s subject, format string, args ...any) {
+	k.line = fmt.Appendf(k.line[:0], "%d %s ", k.now, who)
+	k.line = fmt.Appendf(k.line, format, args...)
+	k.line = append(k.line, '\n')
+	_, _ = k.sum.Write(k.line)
+	if k.record {
+		k.story = append(k.story, storyLine{at: k.now, who: who, what: fmt.Sprintf(format, args...), subject: s})
+	}
+}

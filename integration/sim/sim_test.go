@@ -1,0 +1,77 @@
+package sim_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/penstock-mq/penstock/integration/sim"
+)
+
+var (
+	seeds   = flag.Uint64("seeds", 0, "how many seeds to run, from -from on; 0: a short set")
+	from    = flag.Uint64("from", 1, "the first seed")
+	minutes = flag.Float64("minutes", 0, "simulated minutes of faults per seed; 0: a third of one")
+)
+
+func options(seed uint64) sim.Options {
+	return sim.Options{Seed: seed, Faulty: time.Duration(*minutes * float64(time.Minute))}
+}
+
+// TestSeed runs seeds. -run Seed/N runs seed N, whichever the set is.
+func TestSeed(t *testing.T) {
+	n := *seeds
+	if n == 0 {
+		n = 40
+	}
+	var wanted uint64
+	if _, err := fmt.Sscanf(flag.Lookup("test.run").Value.String(), "Seed/%d", &wanted); err == nil {
+		t.Run(fmt.Sprint(wanted), func(t *testing.T) { runSeed(t, wanted) })
+		return
+	}
+	began := time.Now()
+	var total sim.Result
+	for seed := *from; seed < *from+n; seed++ {
+		r, err := sim.Run(options(seed))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			t.Errorf("seed %d fails", seed)
+			continue
+		}
+		total.Simulated += r.Simulated
+		total.Events += r.Events
+		total.Closed += r.Closed
+		total.Boots += r.Boots
+		total.Checked += r.Checked
+		total.Served += r.Served
+		for i, v := range r.Appends {
+			total.Appends[i] += v
+		}
+	}
+	took := time.Since(began)
+	t.Logf("%d seeds: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.2f s of it per simulated half hour",
+		n, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Boots, total.Checked, total.Served,
+		took.Seconds()/float64(n), took.Seconds()/total.Simulated.Hours()/2)
+}
+
+func runSeed(t *testing.T, seed uint64) {
+	t.Helper()
+	r, err := sim.Run(options(seed))
+	t.Logf("%s: %x, %v simulated, %d events, appends %v, %d ledgers, %d boots", r.Shape, r.Sum[:8], r.Simulated, r.Events, r.Appends, r.Closed, r.Boots)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestTraceIsRepeatable runs seeds twice.
+func TestTraceIsRepeatable(t *testing.T) {
+	for seed := uint64(1); seed <= 6; seed++ {
+		a, errA := sim.Run(options(seed))
+		b, errB := sim.Run(options(seed))
+		if a != b || (errA == nil) != (errB == nil) {
+			t.Errorf("seed %d: %+v, then %+v", seed, a, b)
+		}
+	}
+}
