@@ -302,6 +302,14 @@ func (s *subscription) expire(upTo entry.Offset) error {
 func (s *subscription) attach(c *consumer, kind brokerv1.SubscriptionType, who dispatch.Consumer) error {
 	s.attaching.Lock()
 	defer s.attaching.Unlock()
+	if s.runner != nil && s.kind != kind {
+		if len(s.consumers) > 0 {
+			return refuse(brokerv1.Code_CODE_CONFLICT, "subscription %s of %s has %d consumers of type %s: use that type, or disconnect them",
+				s.name, s.t.name, len(s.consumers), kindText(s.kind))
+		}
+		s.runner.Close() // before the cursor is asked what is to be delivered again: it may be told yet
+		s.runner = nil
+	}
 	s.mu.Lock()
 	err := s.refusal()
 	generation, floor := s.cur.Generation(), s.cur.Floor()
@@ -314,14 +322,6 @@ func (s *subscription) attach(c *consumer, kind brokerv1.SubscriptionType, who d
 	s.mu.Unlock()
 	if err != nil {
 		return err
-	}
-	if s.runner != nil && s.kind != kind {
-		if len(s.consumers) > 0 {
-			return refuse(brokerv1.Code_CODE_CONFLICT, "subscription %s of %s has %d consumers of type %s: use that type, or disconnect them",
-				s.name, s.t.name, len(s.consumers), kindText(s.kind))
-		}
-		s.runner.Close()
-		s.runner = nil
 	}
 	if s.runner == nil {
 		s.kind = kind

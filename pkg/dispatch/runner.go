@@ -218,7 +218,8 @@ func (r *Runner) Why() Status {
 	return s
 }
 
-// Close stops the runner and waits for its goroutine. It must not be called from a Sink.
+// Close stops the runner and waits for its goroutine, which tells of what was given back before. It must not be called
+// from a Sink.
 func (r *Runner) Close() {
 	r.mu.Lock()
 	r.closed = true
@@ -240,7 +241,7 @@ func (r *Runner) run() {
 		r.mu.Lock()
 		now := time.Now()
 		a := r.core.Next(now)
-		if r.closed || a.Kind == ActionWait && len(r.sinks) == 0 {
+		if r.closed && a.Kind != ActionRetries || a.Kind == ActionWait && len(r.sinks) == 0 {
 			r.running = false
 			r.release(0)
 			r.mu.Unlock()

@@ -656,3 +656,27 @@ func TestWhatIsOfAnotherGenerationDoesNotCount(t *testing.T) {
 		}
 	})
 }
+
+// What was given back just before the end is told of: another type of subscription goes on with it.
+func TestWhatIsGivenBackIsToldOfBeforeTheEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for range 100 {
+			p := newTopic(t, 6)
+			told := 0
+			r := New(NewExclusive(DefaultConfig(false)), Env{
+				Source: p, Acks: p, OnRetries: func(_ cursor.Generation, rs []Retry) { told += len(rs) },
+			})
+			r.Loaded(0, 0, 6, nil)
+			var a sink
+			id := mustAdd(t, r, Consumer{Name: "a"}, &a)
+			r.Permits(id, 6)
+			expect(t, &a, 0, 1, 2, 3, 4, 5)
+			r.RemoveConsumer(id)
+			r.Close()
+			if told != 1 {
+				t.Fatalf("told of %d ranges", told)
+			}
+		}
+	})
+}
