@@ -38,7 +38,7 @@ func (w *town) audit() {
 	cookies, err := store.ListCookies(w.ctx)
 	w.check(err)
 	for _, c := range cookies {
-		if p := w.c.Bookie(c.ID); p != nil && p.Running() {
+		if p := w.c.Bookie(c.ID); p != nil && p.Running() && p != w.damaged {
 			address[c.UUID] = p.Addr
 		}
 	}

@@ -30,6 +30,8 @@ type town struct {
 	ctx    context.Context //nolint:containedctx // the test's, with an end
 	c      *process.Cluster
 	client *client.Client
+
+	damaged *process.Process // a bookie that does not know what it had
 }
 
 // prepare makes a town in which nothing runs yet.
