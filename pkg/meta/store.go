@@ -152,7 +152,7 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 		case verdictNotSent:
 		}
 		last = err
-		s.noteDown(op, err)
+		s.noteDown(ctx, op, err)
 		if s.closed() {
 			s.metrics.done(op, "unavailable", begin)
 			return nil, fmt.Errorf("%s: %w: client is closed", op, outcome(ambiguous))
@@ -180,7 +180,7 @@ func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clie
 			return nil, fmt.Errorf("%s: %w", op, err)
 		}
 		last = err
-		s.noteDown(op, err)
+		s.noteDown(ctx, op, err)
 		if s.closed() {
 			return nil, fmt.Errorf("%s: %w: client is closed", op, ErrUnavailable)
 		}
@@ -210,8 +210,11 @@ func describe(ended, last error) error {
 	return fmt.Errorf("%w (last attempt: %w)", ended, last)
 }
 
-// noteDown and up log each change once, however many calls are waiting.
-func (s *Store) noteDown(op string, err error) {
+// noteDown and up log each change once, however many calls are waiting. That a caller has given up says nothing.
+func (s *Store) noteDown(ctx context.Context, op string, err error) {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return
+	}
 	s.metrics.retries.Inc()
 	if !s.down.Swap(true) {
 		s.log.Warn("etcd does not answer, trying again", "op", op, "error", err)
