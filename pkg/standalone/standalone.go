@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -43,6 +44,9 @@ const (
 	probeTopic      = "penstock/system/ready"
 )
 
+// probePatience is how long one attempt to write and read a message may take before it is told and made again.
+const probePatience = 5 * time.Second
+
 // Config says what to run. Only Dir is required.
 type Config struct {
 	// Dir holds everything; it is made if missing.
@@ -58,7 +62,7 @@ type Config struct {
 	// SegmentSize is that of the bookies' files, of which each bookie allocates a few at once; 0 means 64 MiB, a quarter of
 	// what bookies with a disk of their own take.
 	SegmentSize int64
-	// Broker is how brokers behave; its Replication, when zero, follows from Bookies.
+	// Broker is how brokers behave; its Replication, when zero, follows from Bookies, and its CacheBytes is 16 MiB.
 	Broker  broker.Config
 	Version string
 	// UnsafeNoFsync has etcd skip fsync: for tests, which throw the data away.
@@ -78,6 +82,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.SegmentSize == 0 {
 		c.SegmentSize = 64 << 20
+	}
+	if c.Broker.CacheBytes == 0 {
+		c.Broker.CacheBytes = 16 << 20
 	}
 	if c.Broker.Replication == (meta.Replication{}) {
 		copies := min(c.Bookies, 3)
@@ -105,7 +112,7 @@ type Cluster struct {
 }
 
 // Start brings a cluster up and returns once a message was written and read back. log may be nil. Errors: *broker.ListenError,
-// *bookie.IdentityError, and whatever keeps etcd or a store from opening.
+// *bookie.IdentityError, *[TooFewBookiesError], and whatever keeps etcd or a store from opening.
 func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start standalone cluster: no data directory")
@@ -124,6 +131,10 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 		failed: make(chan error, 1), done: make(chan struct{}),
 	}
 	if c.lock, err = lockDir(cfg.Dir); err != nil {
+		return nil, err
+	}
+	if err := c.checkBookies(); err != nil {
+		_ = c.lock.Close()
 		return nil, err
 	}
 	c.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -149,10 +160,28 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 	if err := c.startAll(ctx); err != nil {
 		return nil, err
 	}
-	if err := c.probe(ctx); err != nil {
+	if err := c.becomeReady(ctx); err != nil {
 		return nil, fmt.Errorf("write and read the first message: %w", err)
 	}
 	return c, nil
+}
+
+// becomeReady probes until that succeeds, a part fails or ctx ends, and says meanwhile what it waits for.
+func (c *Cluster) becomeReady(ctx context.Context) error {
+	for {
+		patience, cancel := context.WithTimeout(ctx, probePatience)
+		err := c.probe(patience)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case failure := <-c.failed:
+			return failure
+		default:
+		}
+		c.log.Warn("not ready yet; trying again", "error", err)
+	}
 }
 
 // lockDir takes the directory for this process. etcd would wait in silence for the other one to end.
@@ -167,6 +196,38 @@ func lockDir(dir string) (io.Closer, error) {
 	return lock, nil
 }
 
+// TooFewBookiesError says that a directory has data of more bookies than are to run. Each entry is on some of them,
+// and a ledger that a crash left open can only be recovered with most of them.
+type TooFewBookiesError struct {
+	Dir           string
+	Wanted, Exist int
+}
+
+// Error says what to do.
+func (e *TooFewBookiesError) Error() string {
+	return fmt.Sprintf("data directory %s has the data of %d bookies, and %d would run: run %d (--bookies %d), or use another directory", e.Dir, e.Exist, e.Wanted, e.Exist, e.Exist)
+}
+
+func (c *Cluster) checkBookies() error {
+	n := c.cfg.Bookies
+	for {
+		_, err := vfs.OS().Stat(filepath.Join(c.cfg.Dir, bookieID(n)))
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("look into data directory: %w", err)
+		}
+		n++
+	}
+	if n > c.cfg.Bookies {
+		return &TooFewBookiesError{Dir: c.cfg.Dir, Wanted: c.cfg.Bookies, Exist: n}
+	}
+	return nil
+}
+
+func bookieID(i int) string { return fmt.Sprintf("bookie-%d", i) }
+
 // checkPort finds out that a port is taken before anything else is started.
 func checkPort(ctx context.Context, what, addr string) error {
 	var lc net.ListenConfig
@@ -177,21 +238,27 @@ func checkPort(ctx context.Context, what, addr string) error {
 	return l.Close() //nolint:wrapcheck // nothing was accepted on it
 }
 
-// startAll starts bookies and brokers side by side.
+// startAll starts the bookies side by side, and then the brokers: after a crash etcd still knows the bookies' last
+// addresses, which brokers would try in vain.
 func (c *Cluster) startAll(ctx context.Context) error {
-	errs := make([]error, c.cfg.Bookies+c.cfg.Brokers)
-	var starting sync.WaitGroup
-	for i := range c.cfg.Bookies {
-		starting.Go(func() { errs[i] = c.StartBookie(ctx, i) })
+	if err := sideBySide(c.cfg.Bookies, func(i int) error { return c.StartBookie(ctx, i) }); err != nil {
+		return err
 	}
-	for i := range c.cfg.Brokers {
-		starting.Go(func() {
-			listen, http := "127.0.0.1:0", ""
-			if i == 0 {
-				listen, http = c.cfg.Listen, c.cfg.HTTPListen
-			}
-			_, errs[c.cfg.Bookies+i] = c.startBroker(ctx, fmt.Sprintf("broker-%d", i), listen, http)
-		})
+	return sideBySide(c.cfg.Brokers, func(i int) error {
+		listen, http := "127.0.0.1:0", ""
+		if i == 0 {
+			listen, http = c.cfg.Listen, c.cfg.HTTPListen
+		}
+		_, err := c.startBroker(ctx, fmt.Sprintf("broker-%d", i), listen, http)
+		return err
+	})
+}
+
+func sideBySide(n int, start func(i int) error) error {
+	errs := make([]error, n)
+	var starting sync.WaitGroup
+	for i := range n {
+		starting.Go(func() { errs[i] = start(i) })
 	}
 	starting.Wait()
 	return errors.Join(errs...)
@@ -203,7 +270,7 @@ func (c *Cluster) newSession(ctx context.Context) (*lease.Session, error) {
 
 // StartBookie starts bookie i on its directory. It panics if it runs already.
 func (c *Cluster) StartBookie(ctx context.Context, i int) error {
-	id := fmt.Sprintf("bookie-%d", i)
+	id := bookieID(i)
 	b, err := bookie.Start(ctx, bookie.Config{
 		ID: id, DataDir: filepath.Join(c.cfg.Dir, id), Listen: "127.0.0.1:0", HostLabel: id, Version: c.cfg.Version,
 		// One process shares its memory between all of them.

@@ -1,9 +1,11 @@
 package standalone_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -12,6 +14,46 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// Data of bookies that would not run is not left behind in silence.
+func TestFewerBookiesThanThereAreIsRefused(t *testing.T) {
+	t.Parallel()
+	cfg := standalone.Config{Dir: t.TempDir(), Bookies: 2, SegmentSize: 16 << 20, UnsafeNoFsync: true}
+	start := func(bookies int) error {
+		cfg.Bookies = bookies
+		c, err := standalone.Start(t.Context(), cfg, nil)
+		if err != nil {
+			return err
+		}
+		return c.Close(t.Context())
+	}
+	if err := start(2); err != nil {
+		t.Fatal(err)
+	}
+	var few *standalone.TooFewBookiesError
+	if err := start(1); !errors.As(err, &few) || few.Exist != 2 || !strings.Contains(err.Error(), "--bookies 2") {
+		t.Fatalf("one bookie of two: %v", err)
+	}
+	if err := start(3); err != nil { // and the directory was not left locked
+		t.Fatal(err)
+	}
+}
+
+// etcd is a part like the others: the cluster fails when it ends, and says which part it was.
+func TestAnEtcdThatEndsIsAFailure(t *testing.T) {
+	t.Parallel()
+	c, err := standalone.Start(t.Context(), standalone.Config{Dir: t.TempDir(), SegmentSize: 16 << 20, UnsafeNoFsync: true}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.HaltEtcd()
+	if err := <-c.Failed(); err == nil || !strings.Contains(err.Error(), "etcd") || !strings.Contains(err.Error(), "ended by itself") {
+		t.Fatalf("failure: %v", err)
+	}
+	stop, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_ = c.Close(stop) // nothing can be handed over
+}
 
 // A second process on the same directory is told so at once, and the first one is not disturbed.
 func TestADirectoryInUseIsRefused(t *testing.T) {

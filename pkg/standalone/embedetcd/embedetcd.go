@@ -59,6 +59,9 @@ type Server struct {
 	etcd      *embed.Etcd
 	client    *clientv3.Client
 	endpoints []string
+	failed    chan error
+	watch     sync.WaitGroup
+	done      chan struct{}
 	closing   atomic.Bool
 	closeOnce sync.Once
 	closeErr  error
@@ -95,7 +98,7 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 	ec.GRPCKeepAliveMinTime = time.Second
 	ec.WatchProgressNotifyInterval = 5 * time.Second
 	ec.UnsafeNoFsync = cfg.UnsafeNoFsync
-	s := &Server{}
+	s := &Server{failed: make(chan error, 1), done: make(chan struct{})}
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(&slogCore{log: cfg.Log, closing: &s.closing}))
 
 	etcd, err := embed.StartEtcd(ec)
@@ -120,7 +123,21 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 		_ = s.Close()
 		return nil, err
 	}
+	s.watch.Go(s.follow)
 	return s, nil
+}
+
+// follow tells of an end that nobody asked for: of a listener, or of the member itself.
+func (s *Server) follow() {
+	var err error
+	select {
+	case <-s.done:
+		return
+	case err = <-s.etcd.Err():
+	case <-s.etcd.Server.StopNotify():
+		err = errors.New("the member has stopped")
+	}
+	s.failed <- fmt.Errorf("etcd in %s ended by itself: %w", s.etcd.Config().Dir, err)
 }
 
 // NewClient makes a client as the server's own: quiet, and quick to notice a dead connection. The caller
@@ -146,13 +163,18 @@ func (s *Server) Endpoints() []string { return s.endpoints }
 // Client returns the server's client, which Close closes.
 func (s *Server) Client() *clientv3.Client { return s.client }
 
-// Err tells of a server that stopped by itself.
-func (s *Server) Err() <-chan error { return s.etcd.Err() }
+// Err receives an error, once, if the server stops by itself.
+func (s *Server) Err() <-chan error { return s.failed }
+
+// Halt stops the member as a fault of its own would: for tests of what follows. Close is still due.
+func (s *Server) Halt() { s.etcd.Server.HardStop() }
 
 // Close closes the client and stops the server, and waits for both. The data stays. It may be called again.
 func (s *Server) Close() error {
 	s.closeOnce.Do(func() {
 		s.closing.Store(true)
+		close(s.done)
+		s.watch.Wait()
 		if s.client != nil {
 			s.closeErr = s.client.Close()
 		}

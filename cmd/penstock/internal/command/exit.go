@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/bookie"
 	"github.com/penstock-mq/penstock/pkg/broker"
 	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/standalone"
 )
 
 // Exit codes, as documented in docs/cli.md.
@@ -28,6 +29,7 @@ func exitCode(err error) int {
 	var failed *client.Error
 	var listen *broker.ListenError
 	var identity *bookie.IdentityError
+	var tooFew *standalone.TooFewBookiesError
 	var interrupted *interruptedError
 	var missing *missingError
 	switch {
@@ -39,7 +41,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.As(err, &missing), errors.Is(err, fs.ErrNotExist):
 		return exitNotFound
-	case errors.As(err, &identity):
+	case errors.As(err, &identity), errors.As(err, &tooFew):
 		return exitRefused
 	case errors.As(err, &failed):
 		return exitCodeOf(failed)
