@@ -253,13 +253,29 @@ func (u *bundle) shut(next string) []*servedTopic {
 	return topics
 }
 
-// handOver closes topics and state log in good order, then tells clients to go to next. When ctx ends first, what is
-// left is dropped.
+// handOverPatience is how long a hand-over goes on without getting anywhere: what is closed needs etcd, and bookies for
+// what is on its way to them. What is dropped instead is the next owner's to recover.
+const handOverPatience = 2 * time.Second
+
+// handOver closes topics and state log in good order, then tells clients to go to next. When ctx ends first, or nothing
+// could be closed for handOverPatience, what is left is dropped.
 func (u *bundle) handOver(ctx context.Context, next string) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	defer context.AfterFunc(ctx, u.end)() // openings too end with it
+	stuck := time.AfterFunc(handOverPatience, func() {
+		u.b.log.Warn("bundle cannot be handed over in good order; the next owner recovers it", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch)
+		cancel()
+	})
+	defer stuck.Stop()
 	var closing sync.WaitGroup
 	for _, t := range u.shut(next) {
-		closing.Go(func() { t.close(ctx, next) })
+		closing.Go(func() {
+			t.close(ctx, next)
+			if ctx.Err() == nil {
+				stuck.Reset(handOverPatience)
+			}
+		})
 	}
 	closing.Wait()
 	select {

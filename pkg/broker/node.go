@@ -286,7 +286,7 @@ func (n *Node) shutdown(ctx context.Context) error {
 		case <-stopped:
 		case <-ctx.Done():
 			n.grpc.Stop()
-		case <-time.After(2 * time.Second): // streams end by themselves; whoever does not take the hint is cut off
+		case <-time.After(time.Second): // streams end by themselves; whoever does not take the hint is cut off
 			n.grpc.Stop()
 		}
 		<-stopped
@@ -295,14 +295,20 @@ func (n *Node) shutdown(ctx context.Context) error {
 	}
 	n.cancel()
 	if n.http != nil {
-		_ = n.http.Shutdown(ctx)
+		closing, cancel := context.WithTimeout(ctx, time.Second) // a profile under way may take long
+		_ = n.http.Shutdown(closing)
+		cancel()
 		_ = n.http.Close()
 	} else if n.httpListener != nil {
 		n.httpListener.Close()
 	}
 	n.wg.Wait()
 	if n.session != nil {
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		patience := time.Second
+		if !n.session.Alive() {
+			patience = 100 * time.Millisecond // etcd has been away for so long that it hardly answers now
+		}
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		_ = n.session.Close(closing) // the lease ends by itself
 		cancel()
 	}

@@ -78,3 +78,30 @@ func TestWhyIsAnsweredWithoutBookies(t *testing.T) {
 		cluster.StartBookie(i)
 	}
 }
+
+// A broker that is told to stop does not wait for bookies to answer what is on its way to them: it gives the hand-over
+// up, and the next owner recovers.
+func TestABrokerEndsWithUnansweredBatches(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t, brokertest.WithBookies(3), brokertest.WithBrokers(2))
+	k := cluster.Client()
+	p := producer(t, k, "orders", client.WithProducerName("p"), client.WithDedup())
+	publish(t, p, 0, 100)
+	for i := range 3 {
+		cluster.StopBookie(i)
+	}
+	waiting := p.PublishAsync(t.Context(), &client.Message{Value: []byte("100")})
+	select {
+	case <-waiting.Done():
+		t.Fatal("answered without bookies")
+	case <-time.After(50 * time.Millisecond): // for the batch to be on its way
+	}
+	cluster.StopBroker(ownerOf(t, k, "orders"))
+	for i := range 3 {
+		cluster.StartBookie(i)
+	}
+	if _, err := waiting.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	consume(t, subscribe(t, k, "orders", "sub"), 0, 101)
+}

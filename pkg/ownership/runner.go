@@ -17,6 +17,9 @@ const (
 	tickEvery = 100 * time.Millisecond
 	// txnPatience bounds one attempt of a transaction; what it did not settle is tried again by the next step.
 	txnPatience = 2 * time.Second
+	// releasePatience bounds the attempt to release a bundle, which a broker makes when it ends: its session's end does
+	// the same for all of them.
+	releasePatience = time.Second
 )
 
 // View is what a watch cache tells of the cluster; *meta.Cache is one.
@@ -274,7 +277,10 @@ func (r *Runner) reacquire(ctx context.Context, a Reacquire) {
 
 func (r *Runner) release(ctx context.Context, a Release) {
 	defer r.step(Released{Bundle: a.Bundle})
-	txn, cancel := context.WithTimeout(ctx, txnPatience)
+	if !r.cfg.Session.Alive() {
+		return // its key is gone, or will go with the lease
+	}
+	txn, cancel := context.WithTimeout(ctx, releasePatience)
 	defer cancel()
 	err := r.cfg.Meta.ReleaseBundle(txn, meta.Guard{Bundle: a.Bundle, Epoch: a.Epoch}, r.cfg.Self.ID)
 	if err != nil && !errors.Is(err, meta.ErrEpoch) && ctx.Err() == nil {
