@@ -30,25 +30,28 @@ type Store struct {
 	cli     *clientv3.Client // nil over a connection that is not a client's
 	kv      clientv3.KV
 	sleep   func(ctx context.Context, d time.Duration)
-	timeout time.Duration // of one attempt; 0: the connection's own
+	timeout time.Duration // of the first attempt; 0: the connection's own
 	prefix  string
 	log     *slog.Logger
 	metrics *metrics
 	down    atomic.Bool
 }
 
-// How long one attempt may take before it is sent again, and how long to wait between attempts.
+// How long one attempt may take before it is sent again, doubling, and how long to wait between attempts. What etcd was
+// sent while its leadership went over may be dropped without an answer, so the first attempt must not wait for long; the
+// later ones leave time to an etcd that is slow.
 const (
-	attemptTimeout = 5 * time.Second
-	backoffFirst   = 20 * time.Millisecond
-	backoffMost    = time.Second
+	attemptFirst = 1500 * time.Millisecond
+	attemptMost  = 10 * time.Second
+	backoffFirst = 20 * time.Millisecond
+	backoffMost  = time.Second
 )
 
 // New makes a store of the named cluster over cli, which stays the caller's. cluster must be non-empty and
 // without a slash.
 func New(cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
 	s := newStore(clientv3.RetryKVClient(cli), cli, cluster, log)
-	s.sleep, s.timeout = jitteredSleep, attemptTimeout
+	s.sleep, s.timeout = jitteredSleep, attemptFirst
 	return s
 }
 
@@ -74,12 +77,12 @@ func newStore(kv pb.KVClient, cli *clientv3.Client, cluster string, log *slog.Lo
 	}
 }
 
-// attempt bounds one attempt.
-func (s *Store) attempt(ctx context.Context) (context.Context, context.CancelFunc) {
+// attempt bounds attempt n, counted from 0.
+func (s *Store) attempt(ctx context.Context, n int) (context.Context, context.CancelFunc) {
 	if s.timeout == 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, s.timeout)
+	return context.WithTimeout(ctx, min(s.timeout<<min(n, 10), attemptMost))
 }
 
 // closed reports that the client was closed.
@@ -126,13 +129,14 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 	begin := time.Now()
 	ambiguous := false
 	var last error
-	for wait := newBackoff(); ; {
+	wait := newBackoff()
+	for n := 0; ; n++ {
 		if ctx.Err() != nil {
 			s.metrics.done(op, "unavailable", begin)
 			return nil, fmt.Errorf("%s: %w: %w", op, outcome(ambiguous), describe(ctx.Err(), last))
 		}
 		tracked, sent := withSendTracking(ctx)
-		attempt, cancel := s.attempt(tracked)
+		attempt, cancel := s.attempt(tracked, n)
 		resp, err := s.kv.Txn(attempt).If(cmps...).Then(thens...).Else(elses...).Commit()
 		cancel()
 		if err == nil {
@@ -164,11 +168,12 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 // read runs gets as one linearizable snapshot. It retries until ctx ends, then returns ErrUnavailable.
 func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	var last error
-	for wait := newBackoff(); ; {
+	wait := newBackoff()
+	for n := 0; ; n++ {
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%s: %w: %w", op, ErrUnavailable, describe(ctx.Err(), last))
 		}
-		attempt, cancel := s.attempt(ctx)
+		attempt, cancel := s.attempt(ctx, n)
 		resp, err := s.kv.Txn(attempt).Then(gets...).Commit()
 		cancel()
 		if err == nil {
