@@ -79,17 +79,12 @@ func (s *Store) CompactOnce(ctx context.Context) (freed int64, err error) {
 func (s *Store) chooseVictims() (victims []*Segment, dead bool) {
 	var half []*Segment
 	for _, seg := range s.segments.list() {
-		if !seg.sealed.Load() {
-			continue
-		}
-		live, size := seg.live.Load(), seg.size.Load()
 		switch {
-		case live <= 0:
-			if len(victims) < maxVictims {
-				victims = append(victims, seg)
-			}
-		case !seg.damaged.Load() && float64(live) < s.cfg.CompactBelow*float64(size):
+		case !s.compactable(seg):
+		case seg.live.Load() > 0:
 			half = append(half, seg)
+		case len(victims) < maxVictims:
+			victims = append(victims, seg)
 		}
 	}
 	if len(victims) > 0 {
@@ -109,19 +104,25 @@ func (s *Store) chooseVictims() (victims []*Segment, dead bool) {
 	return victims, false
 }
 
+// compactable reports whether a segment is dead, or has enough dead bytes and can be read.
+func (s *Store) compactable(seg *Segment) bool {
+	if !seg.sealed.Load() || seg.trash.Load() > 0 {
+		return false
+	}
+	live := seg.live.Load()
+	return live <= 0 || !seg.damaged.Load() && float64(live) < s.cfg.CompactBelow*float64(seg.size.Load())
+}
+
 // rewrite copies what lives in victims, ledger by ledger, into a new sealed segment that no manifest lists yet.
 // It takes the place in the log of the newest of them.
 func (s *Store) rewrite(ctx context.Context, victims []*Segment) (_ *Segment, _ []segment.LedgerInfo, err error) {
 	out := &Segment{}
-	var live int64
 	for _, v := range victims {
-		live += v.live.Load()
 		if v.seq >= out.seq {
 			out.seq, out.gen = v.seq, v.gen+1
 		}
 	}
-	// What a batch adds to its records, and the footer, with room to spare.
-	size := min(live+live/4+mib/16, segment.MaxSegmentBytes)
+	size := s.rewrittenSize(victims)
 	w, err := s.create(out, size, ordinary)
 	if errors.Is(err, syscall.ENOSPC) {
 		w, err = s.create(out, size, lastReserve)
@@ -165,6 +166,20 @@ func (s *Store) rewrite(ctx context.Context, victims []*Segment) (_ *Segment, _ 
 	s.metrics.compactedBytes.Add(float64(c.copied))
 	out.sealed.Store(true)
 	return out, infos, nil
+}
+
+// rewrittenSize is what a rewrite of victims takes at most.
+func (s *Store) rewrittenSize(victims []*Segment) int64 {
+	var bytes, entries, ledgers int64
+	for _, v := range victims {
+		for _, id := range v.ledgers {
+			if r := s.heldIn(id, v); r != nil {
+				bytes, entries, ledgers = bytes+r.bytes, entries+r.count, ledgers+1
+			}
+		}
+	}
+	batches := bytes/groupBytes + entries/maxGroupRecords + 1
+	return min(segment.Room(bytes, entries, ledgers, batches), segment.MaxSegmentBytes)
 }
 
 // replace makes the manifest list out instead of victims, and discards them.
@@ -267,7 +282,7 @@ func (c *copier) copyFrom(ctx context.Context, v *Segment) error {
 	}
 	defer v.handle.release()
 	for _, id := range v.ledgers {
-		if !c.lives(id, v) {
+		if c.store.heldIn(id, v) == nil {
 			continue
 		}
 		var places []segment.IndexEntry
@@ -307,13 +322,23 @@ func (c *copier) damaged(v *Segment, err error) error {
 	return err
 }
 
-// lives reports whether v's entries of the ledger count.
-func (c *copier) lives(id entry.LedgerID, v *Segment) bool {
-	sh := c.store.table.shard(id)
+// heldIn returns what v has of a ledger, if that counts, or is in the trash since the compaction began.
+func (s *Store) heldIn(id entry.LedgerID, v *Segment) *run {
+	sh := s.table.shard(id)
 	sh.mu.RLock()
 	defer sh.mu.RUnlock()
-	l := sh.ledgers[id]
-	return l != nil && slices.ContainsFunc(l.runs, func(r *run) bool { return r.seg == v })
+	in := func(runs []*run) *run {
+		if i := slices.IndexFunc(runs, func(r *run) bool { return r.seg == v }); i >= 0 {
+			return runs[i]
+		}
+		return nil
+	}
+	if l := sh.ledgers[id]; l != nil {
+		if r := in(l.runs); r != nil {
+			return r
+		}
+	}
+	return in(sh.tombs[id].runs)
 }
 
 func (c *copier) flush(ctx context.Context) error {

@@ -3,6 +3,7 @@ package ledgerstore
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/segment"
@@ -35,6 +36,8 @@ type Config struct {
 	// Recovery's writes and control records are not refused.
 	PendingBytes int64
 
+	// Trash is how long what a deleted ledger had on the disk stays there, if there is room; 1 h. Negative: not at all.
+	Trash time.Duration
 	// CompactBelow is the share of live bytes below which a sealed segment is rewritten; 0.5.
 	CompactBelow float64
 	// CompactBytesPerSecond throttles reading for compaction; 32 MiB. Negative switches background compaction off:
@@ -52,6 +55,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.CacheBytes, 64*mib)
 	setDefault(&c.IndexBytes, 64*mib)
 	setDefault(&c.PendingBytes, 64*mib)
+	setDefault(&c.Trash, time.Hour)
 	setDefault(&c.CompactBelow, 0.5)
 	setDefault(&c.CompactBytesPerSecond, 32*mib)
 	switch {

@@ -56,7 +56,8 @@ type Core struct {
 	stalled                bool // and that is used up too: they wait for space
 	keep                   int64
 
-	deferred []Event // came for ledgers that are deleted by now
+	deferred []Event  // came for ledgers that are deleted by now
+	trash    []buried // oldest first
 
 	state    State // what the disk's usage says
 	quitting bool  // the store is being closed
@@ -190,6 +191,8 @@ func (c *Core) Step(ev Event) {
 		c.state = ev.State
 		c.spaceOut, c.noNext, c.exhausted, c.stalled = false, false, false, false
 		c.vouch()
+	case *Expire:
+		c.stepExpire(ev)
 	case *Broken:
 		c.fail(ev.Err)
 	case *quit:
@@ -628,12 +631,9 @@ func (c *Core) apply(s *Segment, it *item) {
 			c.table.lossAll.Store(l.limbo)
 		}
 	case segment.KindTombstone:
-		sh.tombs[l.id] = tomb{at: logPlace{seq: s.seq, offset: it.location.Offset}, in: s.seq}
-		for _, r := range l.runs {
-			r.seg.live.Add(-r.bytes)
-		}
-		delete(sh.ledgers, l.id)
-		sh.wake(l.id)
+		c.bury(sh, l, tomb{
+			at: logPlace{seq: s.seq, offset: it.location.Offset}, in: s.seq, deleted: int64(it.rec.Entry),
+		})
 	}
 	sh.mu.Unlock()
 	if kind == segment.KindTombstone {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -172,6 +173,7 @@ func TestPowerCutAtEachPoint(t *testing.T) {
 	changes := fs.Changes()
 	t.Logf("%d changes", changes)
 	for n := range changes {
+		cfg.Trash = []time.Duration{-1, time.Hour}[n%2] // the disk has room
 		if err := crashAt(cfg, n); err != nil {
 			t.Fatalf("power cut after %d changes: %v", n, err)
 		}

@@ -45,7 +45,9 @@ type Limbo struct {
 // Delete buries a ledger.
 type Delete struct {
 	Ledger entry.LedgerID
-	Done   func(error)
+	// At is the time in Unix milliseconds, if its entries are to stay in the trash; otherwise 0.
+	At   int64
+	Done func(error)
 }
 
 // Carry writes again each control record that is in force and stands in one of the segments, so that they can go.
@@ -404,7 +406,7 @@ func (c *Core) stepDelete(ev *Delete) {
 		l.deleting = true
 		sh.mu.Unlock()
 		it.ledger = l
-		it.rec = segment.Record{Kind: segment.KindTombstone, Ledger: l.id}
+		it.rec = segment.Record{Kind: segment.KindTombstone, Ledger: l.id, Entry: entry.EntryID(ev.At)}
 		c.enqueue(it)
 	}
 }
@@ -443,7 +445,7 @@ func (c *Core) stepCarry(ev *Carry) {
 		case !going[t.in] || ev.Obsolete[id]:
 		default:
 			c.enqueue(&item{urgent: true, rec: segment.Record{
-				Kind: segment.KindTombstone, Ledger: id,
+				Kind: segment.KindTombstone, Ledger: id, Entry: entry.EntryID(t.deleted),
 				Nonce: t.at.seq, Term: entry.Term(t.at.offset),
 			}})
 		}
@@ -478,6 +480,20 @@ func (c *Core) stepReplaced(ev *Replaced) {
 			l.addRun(&run{seg: ev.New, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
 			ev.New.live.Add(in.Bytes)
 		}
+		sh.mu.Unlock()
+	}
+	for id, t := range c.table.tombSnapshot() { // those that were deleted meanwhile
+		if !slices.ContainsFunc(t.runs, func(r *run) bool { return old[r.seg] }) {
+			continue
+		}
+		sh := c.table.shard(id)
+		sh.mu.Lock()
+		t.runs = slices.DeleteFunc(slices.Clone(t.runs), func(r *run) bool { return old[r.seg] })
+		if in, ok := fresh[id]; ok && ev.New != nil {
+			t.runs = append(t.runs, &run{seg: ev.New, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
+			ev.New.trash.Add(in.Bytes)
+		}
+		sh.tombs[id] = t
 		sh.mu.Unlock()
 	}
 	for id := range ev.Obsolete {

@@ -236,7 +236,7 @@ func (s *Store) createFile(at string, h segment.Header, size int64, spare string
 	}
 	if reserve {
 		// The disk may have no byte left: a little of the file goes to the manifest that is to list it.
-		size = min(size, info.Size) - spareSlack(info.Size)
+		size = min(size, info.Size-spareSlack(info.Size))
 		if err := s.cut(from, size); err != nil {
 			return nil, fmt.Errorf("take spare: %w", err)
 		}
@@ -284,6 +284,9 @@ func (s *Store) discard(seg *Segment) error {
 	info, err := s.fs.Stat(seg.path)
 	if err != nil {
 		return fmt.Errorf("discard segment: %w", err)
+	}
+	if idle && info.Size < s.cfg.SegmentSize && s.spareCount() < s.cfg.Spares && s.growFile(seg.path) == nil {
+		info.Size = s.cfg.SegmentSize
 	}
 	if idle && info.Size >= s.cfg.SegmentSize/2 && info.Size <= s.cfg.SegmentSize {
 		if name, ok := s.nameSpare(); ok {
@@ -368,15 +371,20 @@ func (s *Store) growSpares() error {
 		if info.Size >= s.cfg.SegmentSize {
 			continue
 		}
-		f, err := s.fs.Open(at)
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(f.Allocate(0, s.cfg.SegmentSize), f.Close()); err != nil {
+		if err := s.growFile(at); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// growFile makes a file as large as a segment.
+func (s *Store) growFile(at string) error {
+	f, err := s.fs.Open(at)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Allocate(0, s.cfg.SegmentSize), f.Close())
 }
 
 func (s *Store) spareCount() int {

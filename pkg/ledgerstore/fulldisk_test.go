@@ -18,19 +18,19 @@ func usedBytes(tb testing.TB, fs vfs.FS) uint64 {
 	return u.Total - u.Free
 }
 
-// fillDisk leaves no byte on the disk, and takes adds of ledger 1 from entry 0 on until they are refused.
-func fillDisk(tb testing.TB, s *Store, fs *vfs.Mem) (stored entry.EntryID) {
+// fillDisk adds n entries to ledger 1, leaves no byte on the disk, and adds more until they are refused.
+func fillDisk(tb testing.TB, s *Store, fs *vfs.Mem, n entry.EntryID) (stored entry.EntryID) {
 	tb.Helper()
 	must(tb, s.fillReserve())
-	fill(tb, s, 1, 0, 300, 100)
+	fill(tb, s, 1, 0, n, 100)
 	waitSealed(s)
 	fs.SetCapacity(usedBytes(tb, fs))
-	for stored = 300; ; stored++ {
+	for stored = n; ; stored++ {
 		if err := add(s, 1, stored); err != nil {
 			wantCode(tb, err, bookiewire.ReadOnly)
 			return stored
 		}
-		if stored > 5000 {
+		if stored > n+5000 {
 			tb.Fatal("the disk is never full")
 		}
 	}
@@ -46,7 +46,7 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 	cfg.Spares = 2
 	cfg.SegmentSize = 256 << 10 // each restart has half of what the last one had
 	s := openStore(t, cfg, fs)
-	stored := fillDisk(t, s, fs)
+	stored := fillDisk(t, s, fs, 4000) // more than a segment is the ledger's alone
 	recovered := entry.EntryID(0)
 	for ; ; recovered++ {
 		if err := add(s, 2, recovered, recoveryAdd(1)); err != nil {

@@ -63,6 +63,7 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 	}
 	rec := &recovery{store: s, scans: maxScans}
 	if h != nil {
+		s.cfg.Trash = -1 // that goes by the clock
 		h.take(s)
 		rec.scans = 1 // in the same order each time
 	}
@@ -191,6 +192,7 @@ func (r *recovery) run(ctx context.Context) error {
 		return err
 	}
 	s.core = newCore(s.table, active, s.cfg.PendingBytes, 1, s.cfg.SegmentSize/32)
+	s.core.trash = s.table.inTrash()
 	s.log.Info("store recovered", "dir", s.cfg.Dir, "segments", len(r.found), "scanned", scanned, "damaged", damaged)
 	return nil
 }
@@ -511,7 +513,7 @@ func (r *recovery) load() {
 			}
 			sh := t.shard(c.Ledger)
 			if old, ok := sh.tombs[c.Ledger]; !ok || !old.at.after(at) {
-				sh.tombs[c.Ledger] = tomb{at: at, in: f.seg.seq}
+				sh.tombs[c.Ledger] = tomb{at: at, in: f.seg.seq, deleted: int64(c.Entry)}
 			}
 		}
 	}
@@ -560,11 +562,20 @@ func (r *recovery) loadControl(seg *Segment, c segment.Control) {
 }
 
 func (r *recovery) loadRun(seg *Segment, in segment.LedgerInfo) {
-	if tomb, ok := r.store.table.tomb(in.Ledger); in.Entries == 0 || ok && seg.seq <= tomb.at.seq {
+	if in.Entries == 0 {
+		return
+	}
+	held := &run{seg: seg, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes}
+	if tomb, ok := r.store.table.tomb(in.Ledger); ok && seg.seq <= tomb.at.seq {
+		if !r.store.expired(tomb.deleted) {
+			tomb.runs = append(tomb.runs, held)
+			r.store.table.shard(in.Ledger).tombs[in.Ledger] = tomb
+			seg.trash.Add(in.Bytes)
+		}
 		return
 	}
 	l := r.ledger(in.Ledger)
-	l.addRun(&run{seg: seg, first: in.First, last: in.Last, count: in.Entries, bytes: in.Bytes})
+	l.addRun(held)
 	seg.live.Add(in.Bytes)
 	if in.LAC > l.lac {
 		l.lac, l.lacIn = in.LAC, seg.seq

@@ -32,9 +32,11 @@ type Segment struct {
 	// holders are the ledgers that have slots for it.
 	holders []*ledger
 
-	// live counts the bytes of entries that exist; size what the file takes. Both are for compaction and usage.
-	live atomic.Int64
-	size atomic.Int64
+	// live counts the bytes of entries that exist; trash those of deleted ledgers that are to stay for a while; size what
+	// the file takes. They are for compaction and usage.
+	live  atomic.Int64
+	trash atomic.Int64
+	size  atomic.Int64
 	// sealed is set once the footer is durable and the core has dropped the slots.
 	sealed atomic.Bool
 	// damaged is set when a read found corruption: compaction leaves the segment alone.

@@ -36,6 +36,11 @@ func (s *Store) look() {
 		s.log.Error("cannot fill the reserve", "error", err)
 	}
 	s.post(&Space{State: state})
+	short := s.shortage()
+	s.post(&Expire{Before: s.trashBefore(), Bytes: short})
+	if short > 0 {
+		s.kickCompaction()
+	}
 }
 
 // measure derives the state from the disk.

@@ -141,22 +141,26 @@ func (s *Store) WaitLAC(ctx context.Context, w bookiewire.WaitLAC) (bookiewire.W
 	}
 }
 
-// DeleteLedger buries a ledger: durably when it returns nil. Its space comes back by compaction. The caller has
-// seen a positive statement in the metadata that the ledger may go from here. A ledger that is not here is fine.
+// DeleteLedger buries a ledger: durably when it returns nil. Its space comes back by compaction, after Config.Trash or when
+// the disk needs it. The caller has seen a positive statement in the metadata that the ledger may go from here. A ledger that is not here is fine.
 // If ctx ends first the outcome is open.
 func (s *Store) DeleteLedger(ctx context.Context, ledger entry.LedgerID) error {
 	if badLedger(ledger) {
 		return errBad
 	}
-	err := s.wait(ctx, func(done func(error)) Event { return &Delete{Ledger: ledger, Done: done} })
+	err := s.wait(ctx, func(done func(error)) Event { return &Delete{Ledger: ledger, At: s.deletionTime(), Done: done} })
 	if err != nil {
 		return fmt.Errorf("delete ledger %d: %w", ledger, err)
 	}
+	s.kickCompaction()
+	return nil
+}
+
+func (s *Store) kickCompaction() {
 	select {
 	case s.kick <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 // Tombstoned reports whether the ledger was deleted here and that is still remembered. It is remembered, across

@@ -61,6 +61,9 @@ type tomb struct {
 	at logPlace
 	// in is the segment that holds the newest record that says so.
 	in uint64
+	// deleted is when, in Unix milliseconds; 0 if it does not matter. runs are what is in the trash of the ledger.
+	deleted int64
+	runs    []*run
 }
 
 // ledger is the state of one ledger.

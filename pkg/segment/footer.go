@@ -107,6 +107,14 @@ func (c *contents) sortedLedgers() []LedgerInfo {
 	return infos
 }
 
+// Room is the size of a file that holds so many bytes of entries, headers included, of so many ledgers, in so many
+// batches, and its footer; a ledger whose entries lie more than 2³² apart counts again.
+func Room(bytes int64, entries, ledgers, batches int64) int64 {
+	clip := func(n int64) uint32 { return uint32(min(n, math.MaxUint32)) } // clipped
+	return headerBlockSize + batches*batchHeaderSize + bytes +
+		tableSize(clip(entries), indexRowSize) + tableSize(clip(ledgers), ledgerRowSize) + trailerSize
+}
+
 // footerBound is the most that a footer takes after so many more records.
 func (c *contents) footerBound(more int) int64 {
 	clip := func(n int) uint32 { return uint32(min(n, math.MaxUint32)) } // clipped
