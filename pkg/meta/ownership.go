@@ -162,14 +162,19 @@ func (s *Store) ReacquireBundle(ctx context.Context, b BundleID, broker BrokerIn
 	}
 }
 
-// putOwner commits t with the owner's key compared as in cur and put as next. It returns next once it is
-// there, or the bundle as it is now.
+// putOwner commits t with the owner's key compared as in cur and put as next, in a namespace that exists: an epoch written
+// after its deletion would stay for ever. It returns next once it is there, or the bundle as it is now.
 func (s *Store) putOwner(ctx context.Context, op string, t *txn, cur ownership, next Owner, lease clientv3.LeaseID, mine uint64) (ownership, Owner, error) {
 	value, err := encode(&metav1.Owner{Broker: next.Broker, Url: next.URL, Epoch: uint64(next.Epoch), LastOp: mine})
 	if err != nil {
 		return ownership{}, Owner{}, err
 	}
+	namespace, _, err := next.Bundle.Split()
+	if err != nil {
+		return ownership{}, Owner{}, err
+	}
 	key := s.ownerKey(next.Bundle)
+	t.compareExists(s.namespaceKey(namespace))
 	t.compareRev(key, cur.owner.Rev)
 	t.put(key, value, clientv3.WithLease(lease))
 	resp, err := s.commitTxn(ctx, op, t)
@@ -187,6 +192,9 @@ func (s *Store) putOwner(ctx context.Context, op string, t *txn, cur ownership, 
 	}
 	if o.lastOp == mine {
 		return ownership{}, o.owner, nil // an earlier attempt of this call, whose reply was lost
+	}
+	if now[s.namespaceKey(namespace)] == nil {
+		return ownership{}, Owner{}, fmt.Errorf("namespace %q: %w", namespace, ErrNotFound)
 	}
 	return o, Owner{}, nil
 }

@@ -1,10 +1,16 @@
 package meta_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"testing"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -138,5 +144,39 @@ func TestTakeoverEndsTheOldOwnersTransactions(t *testing.T) {
 	check(t, err)
 	if len(c.Runs) != 2 || !c.Runs[0].Closed || c.Runs[1].First != 1 {
 		t.Fatalf("runs %+v", c.Runs)
+	}
+}
+
+// between runs something before the first transaction that changes anything.
+type between struct {
+	pb.KVClient
+	f func()
+}
+
+func (b *between) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	if f := b.f; f != nil && len(in.Compare) > 0 {
+		b.f = nil
+		f()
+	}
+	return b.KVClient.Txn(ctx, in, opts...)
+}
+
+// A bundle of a namespace that is deleted while it is taken leaves nothing behind.
+func TestTakingABundleOfADeletedNamespace(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	check(t, f.CreateTenant(ctx, "acme"))
+	ns, err := f.CreateNamespace(ctx, "acme/eu", meta.Policies{}, 1)
+	check(t, err)
+	kv := &between{KVClient: clientv3.RetryKVClient(etcd.Client()), f: func() { check(t, f.DeleteNamespace(ctx, ns.Name)) }}
+	s := meta.NewOver(kv, func(context.Context, time.Duration) {}, f.cluster, nil)
+	if o, err := s.TakeBundle(ctx, ns.Bundles[0].ID, broker("b1"), f.lease, meta.ExpectNone()); !errors.Is(err, meta.ErrNotFound) {
+		t.Fatalf("took %+v, %v", o, err)
+	}
+	left, err := etcd.Client().Get(ctx, "/penstock/"+f.cluster+"/view/epochs/acme/", clientv3.WithPrefix())
+	check(t, err)
+	if left.Count != 0 {
+		t.Fatalf("%d epochs are left", left.Count)
 	}
 }
