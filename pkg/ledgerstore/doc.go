@@ -31,7 +31,7 @@
 // A segment that the manifest does not list holds nothing that was ever acknowledged and is removed on Open; one that
 // it lists and that is missing or unreadable puts what it may have held in limbo.
 //
-// Inside. core.go is the commit pipeline: a state machine that takes events (add, fence, written, synced, …) and
+// Inside. core.go, with commit.go, roll.go and events.go, is the commit pipeline: a state machine that takes events (add, fence, written, synced, …) and
 // returns actions (append, sync, roll, seal, reply), without goroutines, clock or files. runner.go owns the
 // goroutines, carries the actions out and feeds back what became of them. table.go is what is known of each ledger,
 // written by the core alone, read by everyone.
