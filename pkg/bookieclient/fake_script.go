@@ -203,6 +203,15 @@ func (f *Fake) SetLimbo(b entry.StorageUUID, l entry.LedgerID) {
 	f.onNode(b, func(n *fakeBookie) { n.setLimbo(l) })
 }
 
+// ClearLimbo ends limbo, as after a repair. The ledger stays fenced.
+func (f *Fake) ClearLimbo(b entry.StorageUUID, l entry.LedgerID) {
+	f.onNode(b, func(n *fakeBookie) {
+		if led := n.ledgers[l]; led != nil {
+			led.limbo = false
+		}
+	})
+}
+
 // Corrupt damages a stored entry: reading it answers Unknown.
 func (f *Fake) Corrupt(b entry.StorageUUID, l entry.LedgerID, e entry.EntryID) {
 	f.onNode(b, func(n *fakeBookie) {
