@@ -3,4 +3,4 @@
 package ledger_test
 
 // The race detector slows the simulation down tenfold, and finds nothing in code without goroutines.
-func init() { defaultSeeds = 200 }
+func init() { defaultSeeds = 100 }

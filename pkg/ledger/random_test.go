@@ -8,10 +8,10 @@ import (
 )
 
 // defaultSeeds is how many seeds run without -sim.seeds.
-var defaultSeeds uint64 = 2000
+var defaultSeeds uint64 = 1000
 
 var (
-	simSeeds = flag.Uint64("sim.seeds", 0, "how many seeds the simulation runs; 0: 2000, with the race detector 200")
+	simSeeds = flag.Uint64("sim.seeds", 0, "how many seeds the simulation runs; 0: 1000, with the race detector 100")
 	simSeed  = flag.Uint64("sim.seed", 0, "run one seed of the simulation, and print what happens")
 	simCount = flag.Bool("sim.count", false, "go on after a seed that fails, and print how many do: to see what finds a fault that was planted")
 )

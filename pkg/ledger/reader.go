@@ -117,7 +117,7 @@ func (r *Reader) Read(ctx context.Context, first, upTo entry.EntryID, maxBytes i
 	}
 	if upTo == AskLAC {
 		if upTo = lac; first > lac && l.State < meta.LedgerClosed {
-			upTo = r.askLAC(ctx)
+			upTo = r.askLAC(ctx, first)
 		}
 	}
 	if l.State >= meta.LedgerClosed {
@@ -369,16 +369,21 @@ func (r *Reader) shake(u entry.StorageUUID, err error) {
 	r.shaky[u] = time.Now().Add(avoidReads)
 }
 
-// askLAC asks the bookies of the last fragment for their LAC and returns the highest seen.
-func (r *Reader) askLAC(ctx context.Context) entry.EntryID {
+// askLAC asks the bookies of the last fragment for their LAC and returns the highest seen. One that is at wanted is
+// enough: a bookie that hangs holds nobody up then.
+func (r *Reader) askLAC(ctx context.Context, wanted entry.EntryID) entry.EntryID {
 	ctx, cancel := context.WithTimeout(ctx, r.env.Config.RequestTimeout)
 	defer cancel()
 	l, _ := r.record()
 	var wg sync.WaitGroup
 	for _, s := range last(l.Fragments).Slots {
 		wg.Go(func() {
-			if reply, err := r.env.Bookies.WaitLAC(ctx, s.UUID, bookiewire.WaitLAC{Ledger: l.ID, After: entry.NoEntry}); err == nil {
-				r.raise(reply.LAC)
+			reply, err := r.env.Bookies.WaitLAC(ctx, s.UUID, bookiewire.WaitLAC{Ledger: l.ID, After: entry.NoEntry})
+			if err != nil {
+				return
+			}
+			if r.raise(reply.LAC); reply.LAC >= wanted {
+				cancel()
 			}
 		})
 	}

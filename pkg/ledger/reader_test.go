@@ -3,6 +3,8 @@ package ledger_test
 import (
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -109,6 +111,28 @@ func TestReaderFollowsTheRecord(t *testing.T) {
 	noError(t, err)
 	equal(t, 1, len(got))
 	equal(t, 2, len(r.Ledger().Fragments))
+}
+
+// A bookie that hangs does not hold up a reader that asks how far the ledger is, once another one knows enough.
+func TestAskLACDoesNotWaitForAHangingBookie(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		l := w.open(1, 3, 3, 2)
+		wr := w.writer(l)
+		w.mustWrite(wr, 3)
+		time.Sleep(time.Second) // the explicit LAC goes out
+		w.fake.Hold(bookieclient.AtRequest, bookieclient.OpWaitLAC, w.ids[1])
+		r := ledger.NewReader(w.env, l)
+		begin := time.Now()
+		got, err := r.Read(t.Context(), 0, ledger.AskLAC, 1<<20)
+		noError(t, err)
+		equal(t, 3, len(got))
+		if took := time.Since(begin); took >= w.env.Config.RequestTimeout {
+			t.Errorf("it took %v", took)
+		}
+		wr.Shutdown()
+	})
 }
 
 // A ledger that is deleted while somebody reads it is gone, and no loss: what its bookies deny, they deny rightly. Its
