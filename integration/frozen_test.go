@@ -95,7 +95,8 @@ func frozenOwner(t *testing.T, deaf bool) {
 	stream, err := brokerv1.NewPubSubClient(w.dial(zombie)).Publish(w.ctx)
 	w.check(err)
 	w.check(stream.Send(&brokerv1.PublishRequest{Kind: &brokerv1.PublishRequest_Open{
-		Open: &brokerv1.OpenProducer{Topic: topic, ProducerName: "late"},
+		// Even what needs no disk is acknowledged only for as long as the owner's lease lasts.
+		Open: &brokerv1.OpenProducer{Topic: topic, ProducerName: "late", AckLevel: brokerv1.AckLevel_ACK_LEVEL_NONE},
 	}}))
 	ready, err := stream.Recv()
 	w.check(err)

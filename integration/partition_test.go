@@ -53,7 +53,8 @@ func (n *network) space(name string) string { return n.name + "-" + name }
 func (n *network) place(name string) (host string, command []string) {
 	n.Helper()
 	space := n.space(name)
-	command = []string{"ip", "netns", "exec", space}
+	// Not with `ip netns exec`, whose mount namespace would keep other tests' volumes alive.
+	command = []string{"nsenter", "--net=/run/netns/" + space}
 	if i, ok := n.hosts[name]; ok {
 		return n.addr(i), command
 	}

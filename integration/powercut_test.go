@@ -3,11 +3,16 @@
 package integration
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -55,9 +60,19 @@ func (d *disk) run(program string, args ...string) {
 
 func (d *disk) mount() { d.run("mount", "-o", "loop", d.image, d.dir) }
 
+// unmount ends the file system, and makes sure that nobody else keeps it: two on one image would destroy it.
 func (d *disk) unmount() {
-	if out, err := exec.Command("umount", d.dir).CombinedOutput(); err != nil {
-		d.Errorf("unmount: %v: %s", err, out)
+	d.Helper()
+	d.run("umount", d.dir)
+	for patience := time.Now().Add(5 * time.Second); ; {
+		switch out, err := exec.Command("losetup", "--associated", d.image).CombinedOutput(); {
+		case err != nil:
+			d.Fatalf("losetup: %v: %s", err, out)
+		case len(out) == 0:
+			return
+		case time.Now().After(patience):
+			d.Fatalf("another mount namespace keeps a volume: %s", out)
+		}
 	}
 }
 
@@ -73,6 +88,31 @@ func (d *disk) cut() error {
 		return fmt.Errorf("shut ext4 down: %w", errno)
 	}
 	return nil
+}
+
+// freeze stops a process, and waits until none of its threads runs; those that are in a call stop when they leave it.
+func freeze(ctx context.Context, p *process.Process) error {
+	if err := p.Pause(); err != nil {
+		return err
+	}
+	for ctx.Err() == nil {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.PID()))
+		if err != nil {
+			return err
+		}
+		running := false
+		for _, path := range tasks {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			running = running || strings.HasPrefix(string(text[bytes.LastIndexByte(text, ')')+1:]), " R")
+		}
+		if !running {
+			return nil
+		}
+	}
+	return ctx.Err()
 }
 
 // All bookies lose power at once, in the middle of writing, together with their broker: what was acknowledged is there
@@ -91,6 +131,12 @@ func TestPowerCut(t *testing.T) {
 	for range 2 {
 		w.more(run, 1000)
 		w.strike(run, func() error {
+			// Nobody answers once the power is gone, whatever a call that was under way then returns.
+			for _, p := range w.c.Bookies {
+				if err := freeze(w.ctx, p); err != nil {
+					return err
+				}
+			}
 			for _, d := range disks {
 				if err := d.cut(); err != nil {
 					return err
@@ -98,10 +144,8 @@ func TestPowerCut(t *testing.T) {
 			}
 			return nil
 		})
-		for _, p := range append(w.c.Bookies, w.c.Brokers...) {
-			if p.Running() {
-				_ = p.Kill() // a bookie whose disk is gone may have ended by itself
-			}
+		for _, p := range slices.Concat(w.c.Bookies, w.c.Brokers) {
+			w.check(p.Kill())
 		}
 		for _, d := range disks {
 			d.unmount()
