@@ -67,7 +67,7 @@ func servePipes(t *testing.T, cfg ServerConfig, store Storage, ledgers Ledgers) 
 	go func() { served <- s.Serve(l) }()
 	return s, l, func() {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s.Shutdown(ctx)
 		if err := <-served; err != nil {
@@ -405,7 +405,7 @@ func TestShutdownEndsAdmissions(t *testing.T) {
 		down := make(chan struct{})
 		go func() {
 			defer close(down)
-			s.Shutdown(context.Background())
+			s.Shutdown(t.Context())
 		}()
 		frames := bookiewire.NewReader(c, 4096)
 		for range 50 {

@@ -93,7 +93,7 @@ func TestShutdownEndsControlCalls(t *testing.T) {
 	_, err := control.Info(t.Context(), &bookiev1.InfoRequest{})
 	w.check(err)
 	go func() {
-		_, err := control.CollectGarbage(context.Background(), &bookiev1.CollectGarbageRequest{})
+		_, err := control.CollectGarbage(t.Context(), &bookiev1.CollectGarbageRequest{})
 		answer <- err
 	}()
 	w.check(b.Shutdown(t.Context()))

@@ -105,8 +105,8 @@ func TestExceedIsPaidBackFirst(t *testing.T) {
 	go func() { granted <- b.Acquire(t.Context(), 5) }()
 	b.Release(20)
 	select {
-	case <-granted:
-		t.Fatal("granted above the capacity")
+	case err := <-granted:
+		t.Fatalf("granted above the capacity, %v", err)
 	default:
 	}
 	b.Release(1)
