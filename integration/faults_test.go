@@ -73,13 +73,8 @@ func TestKillTwoBookies(t *testing.T) {
 	w.strike(patient, w.c.Bookies[0].Kill)
 	w.check(w.c.Bookies[1].Kill())
 	w.until("a message fails", func() bool { return len(hasty.Failures()) > 0 })
-	_, before, _ := patient.Counts()
-	_, beforeHasty, _ := hasty.Counts()
-	w.throughout(1500*time.Millisecond, "nothing is acknowledged", func() bool {
-		_, now, _ := patient.Counts()
-		_, nowHasty, _ := hasty.Counts()
-		return now == before && nowHasty == beforeHasty
-	})
+	w.stalls(patient, 1500*time.Millisecond)
+	w.stalls(hasty, 1500*time.Millisecond)
 	for _, err := range hasty.Failures() {
 		var e *client.Error
 		if !errors.As(err, &e) || !e.Retryable {
