@@ -29,7 +29,7 @@ const here = 1
 
 func newNetwork(t *testing.T) *network {
 	t.Helper()
-	id := rand.IntN(1 << 16) //nolint:gosec // tells networks apart
+	id := rand.IntN(1 << 16) // tells networks apart
 	n := &network{T: t, name: fmt.Sprintf("ps%04x", id), net: fmt.Sprintf("10.%d.%d.", 64+id>>8%64, id&0xff), hosts: make(map[string]int)}
 	n.ip("link", "add", n.name, "type", "bridge")
 	t.Cleanup(func() { n.ip("link", "del", n.name) })

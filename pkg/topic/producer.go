@@ -219,7 +219,8 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 		case verdictStore:
 		case verdictStored:
 			if b.Level == ledger.AckAll {
-				return false, p.duplicateAtAll(env, last, b)
+				p.duplicateAtAll(env, last, b)
+				return false, nil
 			}
 			t.mu.Unlock()
 			t.env.Metrics.duplicate()
@@ -227,7 +228,8 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 			return false, nil
 		case verdictInFlight:
 			if b.Level == ledger.AckAll && f.level != ledger.AckAll {
-				return false, p.duplicateAtAll(env, last, b)
+				p.duplicateAtAll(env, last, b)
+				return false, nil
 			}
 			f.waiters = append(f.waiters, waiter{p, env.FirstSeq, env.LastSeq, b.Done})
 			t.mu.Unlock()
@@ -259,7 +261,7 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 }
 
 // duplicateAtAll answers a duplicate that is to be on all disks before it counts. The topic's lock is held, and given up.
-func (p *Producer) duplicateAtAll(env *frame.Envelope, last sequence, b Batch) error {
+func (p *Producer) duplicateAtAll(env *frame.Envelope, last sequence, b Batch) {
 	t := p.t
 	f, full := p.state.copies(env.FirstSeq, last)
 	if f != nil {
@@ -276,5 +278,4 @@ func (p *Producer) duplicateAtAll(env *frame.Envelope, last sequence, b Batch) e
 			Entry: entry.NoEntry, Outcome: ledger.Unknown, Err: ErrCopiesUnknown,
 		})
 	}
-	return nil
 }
