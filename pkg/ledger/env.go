@@ -212,6 +212,9 @@ type AppendError struct {
 
 // Error says which append failed, and what is known of it.
 func (e *AppendError) Error() string {
+	if e.Ledger == 0 { // it got to none
+		return fmt.Sprintf("append entry: outcome %s: %v", e.Outcome, e.Err)
+	}
 	return fmt.Sprintf("append entry %d to ledger %d: outcome %s: %v", e.Entry, e.Ledger, e.Outcome, e.Err)
 }
 
