@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
@@ -412,6 +413,38 @@ func TestStartRefusesBadCircumstances(t *testing.T) {
 	defer cancel()
 	if _, err = Start(ctx, w.config("data"), env); !errors.Is(err, meta.ErrUnavailable) {
 		t.Errorf("etcd away: %v", err)
+	}
+}
+
+// Garbage on any port ends its connection, and nothing else.
+func TestGarbageOnEveryPort(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	b := w.start(w.config("data"), vfs.NewMem())
+	u := b.Storage()
+	w.await(u, func(_ meta.BookieInfo, ok bool) bool { return ok })
+	rng := rand.NewChaCha8([32]byte{7})
+	for what, addr := range map[string]string{"data": b.DataAddr(), "control": b.GRPCAddr(), "http": b.HTTPAddr()} {
+		for _, size := range []int{1 << 10, 1 << 20} {
+			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+			w.check(err)
+			w.check(c.SetDeadline(time.Now().Add(20 * time.Second)))
+			garbage := make([]byte, size)
+			_, _ = rng.Read(garbage)
+			garbage = append(garbage, "\r\n\r\n"...) // the end of a header, for HTTP
+			go func() { _, _ = c.Write(garbage) }()
+			expectEnd(t, fmt.Sprintf("%d bytes to %s", size, what), c)
+			w.check(c.Close())
+		}
+	}
+	if status, text := get(t, b.HTTPAddr(), "/readyz"); status != http.StatusOK {
+		t.Errorf("readyz: %d %s", status, text)
+	}
+	if _, err := w.control(b).Info(t.Context(), &bookiev1.InfoRequest{}); err != nil {
+		t.Error(err)
+	}
+	if c := addTo(w.client(), u, makeAdd(w.open(u).ID, 0, "x")); c != bookiewire.OK {
+		t.Errorf("add: %s", c)
 	}
 }
 
