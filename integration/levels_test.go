@@ -9,9 +9,10 @@ import (
 	"github.com/penstock-mq/penstock/pkg/workload/process"
 )
 
-// What each level promises when a bookie is killed, and then the owner: `one` loses nothing by that; `all` is not
-// acknowledged with two bookies of three left, neither by the owner nor by the next one, which finds messages on two
-// disks that their producer sends again; `none` may lose what it acknowledged. Nothing else is wrong with any of them.
+// What each level promises. Without an answer from any bookie, `none` alone is acknowledged. When a bookie is killed, and
+// then the owner, `one` loses nothing by that; `all` is not acknowledged with two bookies of three left, neither by the
+// owner nor by the next one, which finds messages on two disks that their producer sends again; `none` may lose what it
+// acknowledged. Nothing else is wrong with any of them.
 func TestAckLevelsUnderKills(t *testing.T) {
 	t.Parallel()
 	w := settle(t, process.Config{})
@@ -26,6 +27,16 @@ func TestAckLevelsUnderKills(t *testing.T) {
 	for _, run := range runs {
 		w.more(run, 300)
 	}
+	for _, p := range w.c.Bookies {
+		w.check(p.Pause())
+	}
+	w.more(none, 200)
+	w.stalls(one, 500*time.Millisecond)
+	for _, p := range w.c.Bookies {
+		w.check(p.Resume())
+	}
+	w.more(one, 300)
+	w.more(all, 300)
 	w.strike(all, w.c.Bookies[0].Kill)
 	w.more(none, 300)
 	w.more(one, 300)
