@@ -242,8 +242,14 @@ func (l *link) watch() {
 			return
 		}
 		now, b := l.n.w.now, c.server
-		if !b.paused && !l.n.blocked[c.there.way] && !l.n.blocked[c.back.way] {
-			c.heard = now
+		if !l.n.blocked[c.there.way] && !l.n.blocked[c.back.way] {
+			if !b.up || b.life != c.life { // another process answers the ping, or none
+				l.broke("reset")
+				return
+			}
+			if !b.paused {
+				c.heard = now
+			}
 		}
 		if now-c.heard >= silenceTimeout || l.adds && now-l.pending[0].since >= answerTimeout {
 			l.broke("silent")

@@ -13,11 +13,12 @@ import (
 var (
 	seeds   = flag.Uint64("seeds", 0, "how many seeds to run, from -from on; 0: a short set")
 	from    = flag.Uint64("from", 1, "the first seed")
+	whole   = flag.Bool("whole", false, "tell a failure's whole story")
 	minutes = flag.Float64("minutes", 0, "simulated minutes of faults per seed; 0: a third of one")
 )
 
 func options(seed uint64) sim.Options {
-	return sim.Options{Seed: seed, Faulty: time.Duration(*minutes * float64(time.Minute))}
+	return sim.Options{Seed: seed, Whole: *whole, Faulty: time.Duration(*minutes * float64(time.Minute))}
 }
 
 // TestSeed runs seeds. -run Seed/N runs seed N, whichever the set is.

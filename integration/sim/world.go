@@ -25,8 +25,8 @@ type Options struct {
 	Loss int
 	// Faults are the kinds of faults that may happen; empty: the seed picks some.
 	Faults []Fault
-	// Record keeps the whole trace, for the story of a failure.
-	Record bool
+	// Record keeps the whole trace, for the story of a failure. Whole tells all of it, not only what touches the subject.
+	Record, Whole bool
 }
 
 // Failure is a violated invariant.
@@ -227,7 +227,7 @@ func (w *world) fail(invariant string, s subject, format string, args ...any) {
 		return
 	}
 	for _, l := range w.story {
-		if l.touches(s) {
+		if w.opt.Whole || l.touches(s) {
 			w.failure.Story = append(w.failure.Story, fmt.Sprintf("%12.6f %-4s %s", l.at.Seconds(), l.who, l.what))
 		}
 	}
