@@ -123,7 +123,7 @@ func happen(t *testing.T, r *rig, fake *bookieclient.Fake, rng *rand.Rand) (what
 func TestFakeAnswersAsABookieDoes(t *testing.T) {
 	t.Parallel()
 	// A disk that fills up is noticed within a second, hence the few seeds.
-	for state, seeds := range map[ledgerstore.State]uint64{ledgerstore.Writable: 12, ledgerstore.ReadOnly: 2, ledgerstore.Full: 2} {
+	for state, seeds := range map[ledgerstore.State]uint64{ledgerstore.Writable: 8, ledgerstore.ReadOnly: 2, ledgerstore.Full: 2} {
 		t.Run(fmt.Sprint(state), func(t *testing.T) {
 			t.Parallel()
 			for seed := range seeds {
@@ -188,7 +188,7 @@ func compareFake(t *testing.T, state ledgerstore.State, seed uint64) {
 func (r *rig) fill(state ledgerstore.State) {
 	r.t.Helper()
 	// Full means also that there is no room for a segment: the disk is large enough for that not to matter.
-	const total = 1 << 30
+	const total = 100 << 20
 	r.fs.SetCapacity(total)
 	usage, err := r.fs.Usage("store")
 	if err != nil {
