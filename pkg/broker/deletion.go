@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -13,32 +14,29 @@ import (
 // deletionEvery bounds how often the topics are looked through for such that are to be deleted.
 const deletionEvery = 200 * time.Millisecond
 
+// deleteAtOnce is how many topics and namespaces are being deleted at a time, and deletionPatience how long one attempt
+// may take: one that hangs must not hold up the others.
+const (
+	deleteAtOnce     = 16
+	deletionPatience = time.Minute
+)
+
 // followDeletions finishes the deletion of topics and namespaces: their records are marked by an administrator, and
 // whoever owns a bundle deletes what it holds of them. What a crash interrupts, the next owner goes on with.
 func (b *Broker) followDeletions(ctx context.Context) {
 	ticker := time.NewTicker(deletionEvery)
 	defer ticker.Stop()
+	d := deletions{b: b, room: make(chan struct{}, deleteAtOnce), ended: make(chan struct{}, 1), underWay: map[string]bool{}}
+	defer d.work.Wait()
 	for {
 		topics, owners, namespaces := b.deps.Cache.Changed(meta.KindTopics), b.deps.Cache.Changed(meta.KindOwners), b.deps.Cache.Changed(meta.KindNamespaces)
-		unfinished := false
 		for _, t := range b.deps.Cache.DeletingTopics() {
-			if err := b.finishDeletion(ctx, t); err != nil && ctx.Err() == nil {
-				unfinished = true
-				b.log.Warn("topic could not be deleted yet; trying again", "topic", t.Name, "error", err)
-			}
+			d.try(ctx, "topic "+t.Name, func(ctx context.Context) error { return b.finishDeletion(ctx, t) })
 		}
 		for _, ns := range b.deps.Cache.Namespaces() {
-			if !ns.Deleting {
-				continue
+			if ns.Deleting {
+				d.try(ctx, "namespace "+ns.Name, func(ctx context.Context) error { return b.finishNamespace(ctx, ns) })
 			}
-			if err := b.finishNamespace(ctx, ns); err != nil && ctx.Err() == nil {
-				unfinished = true
-				b.log.Warn("namespace could not be deleted yet; trying again", "namespace", ns.Name, "error", err)
-			}
-		}
-		var again <-chan time.Time
-		if unfinished {
-			again = ticker.C
 		}
 		select {
 		case <-ctx.Done():
@@ -46,14 +44,63 @@ func (b *Broker) followDeletions(ctx context.Context) {
 		case <-topics:
 		case <-owners:
 		case <-namespaces:
-		case <-again:
-			continue
+		case <-d.ended: // and failed, or something changed meanwhile
 		}
 		select { // many changes, one look
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+	}
+}
+
+// deletions are those under way.
+type deletions struct {
+	b     *Broker
+	room  chan struct{}
+	ended chan struct{} // capacity 1: look again
+	work  sync.WaitGroup
+
+	mu       sync.Mutex
+	underWay map[string]bool // true: a look in between found it still under way
+}
+
+// try has something deleted, unless that is under way, and waits for room only.
+func (d *deletions) try(ctx context.Context, what string, do func(context.Context) error) {
+	d.mu.Lock()
+	_, busy := d.underWay[what]
+	d.underWay[what] = busy
+	d.mu.Unlock()
+	if busy {
+		return
+	}
+	select {
+	case d.room <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	d.work.Go(func() {
+		attempt, cancel := context.WithTimeout(ctx, deletionPatience)
+		defer cancel()
+		err := do(attempt)
+		if err != nil && ctx.Err() == nil {
+			d.b.log.Warn("deletion is not finished yet; trying again", "what", what, "error", err)
+		}
+		d.mu.Lock()
+		passedOver := d.underWay[what]
+		delete(d.underWay, what)
+		d.mu.Unlock()
+		<-d.room
+		if err != nil || passedOver {
+			nudge(d.ended)
+		}
+	})
+}
+
+func nudge(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
 	}
 }
 

@@ -2,18 +2,24 @@ package broker
 
 import (
 	"context"
+	"sync"
 	"time"
 
-	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
 
-// keepHouse applies retention, expiry, quotas and snapshots to the open topics, again and again. A topic that nobody
+// tidyAtOnce is how many topics are looked after at a time: one that hangs must not hold up the others.
+const tidyAtOnce = 16
+
+// keepHouse applies retention, expiry, eviction and snapshots to the open topics, again and again. A topic that nobody
 // uses is not open, costs nothing, and is looked at when it is used again.
 func (b *Broker) keepHouse(ctx context.Context) {
 	ticker := time.NewTicker(b.cfg.HousekeepingEvery)
 	defer ticker.Stop()
+	var work sync.WaitGroup
+	defer work.Wait()
+	room := make(chan struct{}, tidyAtOnce)
 	for {
 		select {
 		case <-ctx.Done():
@@ -22,10 +28,19 @@ func (b *Broker) keepHouse(ctx context.Context) {
 		}
 		for _, u := range b.all() {
 			for _, t := range u.opened() {
-				if ctx.Err() != nil {
+				if t.inTidy.Swap(true) {
+					continue // still, since an earlier look
+				}
+				select {
+				case room <- struct{}{}:
+				case <-ctx.Done():
 					return
 				}
-				t.tidy(ctx)
+				work.Go(func() {
+					t.tidy(ctx)
+					t.inTidy.Store(false)
+					<-room
+				})
 			}
 		}
 	}
@@ -47,7 +62,7 @@ func (t *servedTopic) tidy(ctx context.Context) {
 		do   func(context.Context, meta.Policies) error
 	}{
 		{"expire messages", t.applyTTL},
-		{"apply the backlog quota", t.applyQuota},
+		{"apply the backlog quota", t.evict},
 		{"snapshot producers' sequences", t.snapshotProducers},
 		{"trim", t.trim},
 	} {
@@ -75,36 +90,6 @@ func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {
 			return err
 		}
 	}
-	return nil
-}
-
-// applyQuota refuses batches, or evicts messages, while a backlog is too large.
-func (t *servedTopic) applyQuota(ctx context.Context, p meta.Policies) error {
-	if p.BacklogBytes == nil {
-		t.setRefusing(nil)
-		return nil
-	}
-	subs, err := t.subs.list(ctx)
-	if err != nil {
-		return err
-	}
-	var refusing error
-	for _, s := range subs {
-		bytes := t.log.BytesFrom(s.floor())
-		if bytes <= *p.BacklogBytes {
-			continue
-		}
-		if p.BacklogAction == meta.BacklogEvict {
-			if err := s.expire(t.log.OffsetKeeping(*p.BacklogBytes)); err != nil {
-				return err
-			}
-			continue
-		}
-		refusing = refuse(brokerv1.Code_CODE_BACKLOG_EXCEEDED,
-			"publish to %s: subscription %s has a backlog of %d bytes, namespace %s allows %d: consume, delete the subscription, or raise backlog-bytes",
-			t.name, s.name, bytes, t.name.NamespaceName(), *p.BacklogBytes)
-	}
-	t.setRefusing(refusing)
 	return nil
 }
 

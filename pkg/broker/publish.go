@@ -199,7 +199,7 @@ func (s *publisher) take(batch *brokerv1.Batch) error {
 }
 
 func (s *publisher) append(batch *brokerv1.Batch) error {
-	if err := s.t.admit(); err != nil {
+	if err := s.t.admit(len(batch.GetFrame())); err != nil {
 		return err
 	}
 	f, err := frame.Parse(batch.GetFrame(), s.t.u.b.limits)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/statelog"
@@ -44,11 +45,12 @@ type servedTopic struct {
 	retire  context.CancelFunc
 	tidying sync.Mutex
 
+	quota  backlogQuota
+	inTidy atomic.Bool // housekeeping has it in hand
+
 	mu        sync.Mutex
 	stopped   bool
 	producers map[*publisher]struct{}
-	// refusing says why batches are refused, while a backlog is over its quota; nil otherwise.
-	refusing error
 }
 
 // attach adds a producer's stream, unless the topic is no longer served.
@@ -78,20 +80,6 @@ func (t *servedTopic) producerNames() []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-// admit says whether batches are taken: nil, or why not.
-func (t *servedTopic) admit() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.refusing
-}
-
-// setRefusing makes admit answer err from now on.
-func (t *servedTopic) setRefusing(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.refusing = err
 }
 
 // begin starts the end of serving; it reports false when that was begun before.

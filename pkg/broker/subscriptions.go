@@ -27,6 +27,8 @@ type subscriptions struct {
 	loading chan struct{} // closed when the load under way ends; nil without one
 	loaded  bool
 	byName  map[string]*subscription
+	// unsure are subscriptions whose deletion failed half-way: the state log says whether they are there.
+	unsure  map[string]struct{}
 	damaged error // of a subscription that cannot be loaded, whatever its name is
 	readers map[*consumer]*dispatch.Runner
 
@@ -35,14 +37,14 @@ type subscriptions struct {
 }
 
 func (s *subscriptions) init(t *servedTopic) {
-	s.t, s.byName, s.readers = t, map[string]*subscription{}, map[*consumer]*dispatch.Runner{}
+	s.t, s.byName, s.readers, s.unsure = t, map[string]*subscription{}, map[*consumer]*dispatch.Runner{}, map[string]struct{}{}
 }
 
-// load reads the subscriptions from the state log, once.
+// load reads the subscriptions from the state log, once, and those again of which it alone knows whether they are there.
 func (s *subscriptions) load(ctx context.Context) error {
 	for {
 		s.mu.Lock()
-		if s.loaded {
+		if s.loaded && len(s.unsure) == 0 {
 			s.mu.Unlock()
 			return nil
 		}
@@ -66,7 +68,16 @@ func (s *subscriptions) load(ctx context.Context) error {
 		if err == nil && s.ended {
 			err = s.t.movedError() // what was read may be another cursor's by now
 		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case s.loaded:
+			for name := range s.unsure {
+				if sub, ok := found[name]; ok {
+					s.byName[name] = sub
+				}
+			}
+			clear(s.unsure)
+		default:
 			s.loaded, s.byName, s.damaged = true, found, damaged
 		}
 		s.mu.Unlock()
@@ -220,13 +231,20 @@ func (s *subscriptions) remove(ctx context.Context, name string, force bool) err
 	sub.mu.Lock()
 	sub.leave()
 	sub.mu.Unlock()
-	if err != nil {
-		return err
-	}
 	s.mu.Lock()
 	delete(s.byName, name)
+	if err != nil {
+		s.unsure[name] = struct{}{}
+	}
 	s.mu.Unlock()
-	return nil
+	return err
+}
+
+// known returns the subscriptions if they are loaded.
+func (s *subscriptions) known() ([]*subscription, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.byName)), s.loaded && len(s.unsure) == 0
 }
 
 // trimFloor is the offset below which every subscription has durably acknowledged everything; the topic's end without

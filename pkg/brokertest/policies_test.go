@@ -19,7 +19,12 @@ import (
 // tidyCluster looks after its topics all the time, and rolls ledgers after a few messages.
 func tidyCluster(t *testing.T, policies *brokerv1.Policies) *client.Client {
 	t.Helper()
-	k := brokertest.Start(t, brokertest.WithBrokerConfig(broker.Config{RollBytes: 4 << 10, HousekeepingEvery: 5 * time.Millisecond})).Client()
+	return policedCluster(t, policies, 5*time.Millisecond)
+}
+
+func policedCluster(t *testing.T, policies *brokerv1.Policies, every time.Duration) *client.Client {
+	t.Helper()
+	k := brokertest.Start(t, brokertest.WithBrokerConfig(broker.Config{RollBytes: 4 << 10, HousekeepingEvery: every})).Client()
 	if policies != nil {
 		_, err := k.Admin().UpdateNamespace(t.Context(), &brokerv1.UpdateNamespaceRequest{Namespace: "public/default", Policies: policies})
 		if err != nil {
@@ -130,7 +135,11 @@ func TestBacklogQuota(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			k := tidyCluster(t, &brokerv1.Policies{BacklogBytes: &quota, BacklogAction: action})
+			every := 5 * time.Millisecond
+			if action == brokerv1.BacklogAction_BACKLOG_ACTION_REFUSE {
+				every = time.Hour // refusing does not wait for housekeeping
+			}
+			k := policedCluster(t, &brokerv1.Policies{BacklogBytes: &quota, BacklogAction: action}, every)
 			s := subscribe(t, k, "jobs", "s")
 			p := producer(t, k, "jobs")
 			if action == brokerv1.BacklogAction_BACKLOG_ACTION_EVICT {
@@ -154,6 +163,9 @@ func TestBacklogQuota(t *testing.T) {
 					}
 					break
 				}
+			}
+			if published > 16 {
+				t.Fatalf("%d KiB were taken, the quota is %d bytes", published, quota)
 			}
 			for range published { // consuming makes room
 				d, err := s.Receive(t.Context())
