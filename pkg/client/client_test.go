@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -201,6 +202,59 @@ func TestStoppedOwner(t *testing.T) {
 	}
 	if got := cl.stored(orders); !slices.Equal(got, numbered(2)) {
 		t.Fatalf("stored %q", got)
+	}
+}
+
+// stuckConn is a connection whose other end takes no more, and breaks nothing, once that is set.
+type stuckConn struct {
+	net.Conn
+	stuck *atomic.Bool
+	freed chan struct{}
+}
+
+func (c *stuckConn) Write(b []byte) (int, error) {
+	if c.stuck.Load() {
+		<-c.freed
+	}
+	return c.Conn.Write(b)
+}
+
+// TestStuckConnection: what a producer sends gets nowhere, so that it waits in the middle of sending, and another broker
+// takes over. Publishing goes on there before the connection is given up.
+func TestStuckConnection(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 2)
+	var stuck atomic.Bool
+	freed := make(chan struct{})
+	c := connect(t, cl.urls(), client.WithLiveness(time.Hour, time.Hour), client.WithDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		if err == nil && addr == cl.brokers[0].addr {
+			conn = &stuckConn{Conn: conn, stuck: &stuck, freed: freed}
+		}
+		return conn, err
+	}))
+	p := openProducer(t, c)
+	if _, err := p.Publish(t.Context(), &client.Message{Value: value(0)}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { close(freed) }) // before the client is closed, which would wait for it
+	stuck.Store(true)
+	cl.brokers[0].mute.Store(true)
+	const n = 200
+	var receipts []*client.Receipt
+	for range n { // more than a stream takes before it is written out
+		receipts = append(receipts, p.PublishAsync(t.Context(), &client.Message{Value: make([]byte, 4<<10)}))
+	}
+	cl.mu.Lock()
+	cl.owner, cl.epoch = cl.brokers[1], cl.epoch+1
+	cl.mu.Unlock()
+	for _, r := range receipts {
+		if _, err := r.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := cl.stored(orders); len(got) != n+1 {
+		t.Fatalf("%d stored", len(got))
 	}
 }
 

@@ -322,8 +322,8 @@ func (s *pubStream) serve(st *openStream) error {
 		st.cancel() // a send that waits for flow control must not outlive the stream
 	})
 	watch := newSuspicion(st.ctx, s.c, &wg, s.topic, st.owner)
-	patience := watch.unblock(st.cancel)
-	defer patience.Stop()
+	patience := newUnblocker(watch, st.cancel)
+	defer patience.done()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	s.mu.Lock()
@@ -344,7 +344,7 @@ func (s *pubStream) serve(st *openStream) error {
 		s.mu.Unlock()
 		s.carryOut(e)
 		if len(send) > 0 {
-			patience.Reset(suspectAfter)
+			patience.begin()
 		}
 		for _, b := range send {
 			if err := s.send(st, b); err != nil {
@@ -356,7 +356,9 @@ func (s *pubStream) serve(st *openStream) error {
 				}
 			}
 		}
-		patience.Stop()
+		if len(send) > 0 {
+			patience.done()
+		}
 		if leaving { // the broker ends the stream when it has let the producer go
 			_ = st.stream.CloseSend()
 			return <-ended

@@ -132,30 +132,71 @@ func (s *suspicion) since(due, now time.Time) time.Time {
 	return at
 }
 
-// unblock makes a timer that the stream's runner lets run while it sends. When it fires, the connection takes no more,
-// and the runner cannot look for a newer owner: that is done for it, and the stream ended if there is one.
-func (s *suspicion) unblock(end func()) *time.Timer {
-	stuck := make(chan struct{}, 1)
+// unblocker looks for a newer owner while a send is stuck, because the connection takes no more: the stream's runner,
+// which waits in that send, cannot. It ends the stream if there is one.
+type unblocker struct {
+	s     *suspicion
+	timer *time.Timer
+	stuck chan context.Context
+
+	mu      sync.Mutex
+	sending bool
+	stop    context.CancelFunc // of the search under way
+}
+
+func newUnblocker(s *suspicion, end func()) *unblocker {
+	u := &unblocker{s: s, stuck: make(chan context.Context, 1)}
+	u.timer = time.AfterFunc(time.Hour, u.expired)
+	u.timer.Stop()
 	s.wg.Go(func() {
-		select {
-		case <-stuck:
-		case <-s.ctx.Done():
-			return
-		}
-		if n, ok := s.c.suspect(s.ctx, s.topic, s.owner); ok {
+		for {
 			select {
-			case s.newer <- n:
-			default:
+			case ctx := <-u.stuck:
+				if n, ok := s.c.suspect(ctx, s.topic, s.owner); ok {
+					select {
+					case s.newer <- n:
+					default:
+					}
+					end()
+				}
+			case <-s.ctx.Done():
+				return
 			}
-			end()
 		}
 	})
-	t := time.AfterFunc(time.Hour, func() {
-		select {
-		case stuck <- struct{}{}:
-		default:
-		}
-	})
-	t.Stop()
-	return t
+	return u
+}
+
+func (u *unblocker) expired() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.sending || u.stop != nil {
+		return
+	}
+	ctx, stop := context.WithCancel(u.s.ctx)
+	select {
+	case u.stuck <- ctx:
+		u.stop = stop
+	default: // the search before has yet to end
+		stop()
+	}
+}
+
+// begin is called before something is sent, done once it is.
+func (u *unblocker) begin() {
+	u.mu.Lock()
+	u.sending = true
+	u.mu.Unlock()
+	u.timer.Reset(suspectAfter)
+}
+
+func (u *unblocker) done() {
+	u.timer.Stop()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.sending = false
+	if u.stop != nil {
+		u.stop()
+		u.stop = nil
+	}
 }
