@@ -180,7 +180,7 @@ func (c *Cluster) becomeReady(ctx context.Context) error {
 			return failure
 		default:
 		}
-		c.log.Warn("not ready yet; trying again", "error", err)
+		c.log.Warn("not ready yet; trying again", "error", err, "disk", c.diskText())
 	}
 }
 
@@ -236,6 +236,15 @@ func checkPort(ctx context.Context, what, addr string) error {
 		return &broker.ListenError{What: what, Addr: addr, Err: err}
 	}
 	return l.Close() //nolint:wrapcheck // nothing was accepted on it
+}
+
+// diskText tells how full the disk is: above nine tenths bookies take no new ledgers.
+func (c *Cluster) diskText() string {
+	u, err := vfs.OS().Usage(c.cfg.Dir)
+	if err != nil || u.Total == 0 {
+		return "unknown"
+	}
+	return fmt.Sprintf("%d %% full, %d MiB free; from 90 %% on no ledgers are begun", 100-u.Free*100/u.Total, u.Free>>20)
 }
 
 // startAll starts the bookies side by side, and then the brokers: after a crash etcd still knows the bookies' last

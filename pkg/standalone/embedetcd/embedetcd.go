@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"math"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -15,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // Config says where an embedded etcd lives and how it behaves. Only Dir is required.
@@ -123,8 +126,30 @@ func Start(ctx context.Context, cfg Config) (*Server, error) {
 		_ = s.Close()
 		return nil, err
 	}
+	if !cfg.UnsafeNoFsync {
+		if err := reserve(filepath.Join(cfg.Dir, "member", "snap", "db")); err != nil {
+			cfg.Log.Debug("no space is kept for etcd's database", "error", err) // it is only worse off on a full disk
+		}
+	}
 	s.watch.Go(s.follow)
 	return s, nil
+}
+
+// reserveBytes is what a small cluster's database does not outgrow.
+const reserveBytes = 32 << 20
+
+// reserve takes blocks for the growth of the database. etcd ends when it cannot write, and bookies next to it leave a
+// disk that others fill nothing to write to. Its log takes its own blocks ahead.
+func reserve(path string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("reserve space: %w", err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, reserveBytes); err != nil {
+		return fmt.Errorf("reserve space in %s: %w", path, err)
+	}
+	return nil
 }
 
 // follow tells of an end that nobody asked for: of a listener, or of the member itself.

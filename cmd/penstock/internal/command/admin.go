@@ -12,7 +12,7 @@ func (a *app) admin(ctx context.Context, f func(context.Context, brokerv1.AdminC
 	return a.connect(ctx, func(ctx context.Context, c *client.Client) error {
 		ctx, done := a.opening(ctx)
 		err := f(ctx, c.Admin())
-		done(err)
+		done()
 		return err
 	})
 }

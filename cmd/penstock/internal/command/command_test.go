@@ -255,6 +255,33 @@ func TestInterruptedIsAFailure(t *testing.T) {
 	}
 }
 
+// Publishing that stands still is given up after --timeout.
+func TestPublishingThatStandsStillIsGivenUp(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t)
+	url := "--url=" + cluster.URL()
+	in, feed := io.Pipe()
+	defer feed.Close()
+	var errOut bytes.Buffer
+	done := make(chan int, 1)
+	go func() {
+		done <- Main(t.Context(), "test", []string{"produce", "t", "--timeout", "500ms", url}, in, io.Discard, &errOut)
+	}()
+	if _, err := io.WriteString(feed, "one\n"); err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(mustRun(t, "", "topic", "list", "-o", "name", url), "/t\n") {
+		continue // until there is a producer
+	}
+	cluster.StopBookie(0)
+	if _, err := io.WriteString(feed, "two\n"); err != nil {
+		t.Fatal(err)
+	}
+	if code := <-done; code != exitUnreachable || !strings.Contains(errOut.String(), "nothing was acknowledged for 500ms") {
+		t.Fatalf("exit %d: %s", code, errOut.String())
+	}
+}
+
 // A consumer without a number of messages is meant to be stopped.
 func TestConsumingIsStopped(t *testing.T) {
 	t.Parallel()

@@ -91,7 +91,7 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 	return a.connect(ctx, func(ctx context.Context, c *client.Client) error {
 		opening, done := a.opening(ctx)
 		consumer, err := c.Subscribe(opening, topic, f.subscription, options...)
-		done(err)
+		done()
 		if err != nil {
 			return err
 		}

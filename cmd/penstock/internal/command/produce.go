@@ -139,7 +139,7 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	return a.connect(ctx, func(ctx context.Context, c *client.Client) error {
 		opening, done := a.opening(ctx)
 		p, err := c.Producer(opening, topic, options...)
-		done(err)
+		done()
 		if err != nil {
 			return err
 		}
@@ -158,6 +158,19 @@ func (a *app) produce(ctx context.Context, topic string, f produceFlags) error {
 	})
 }
 
+// await waits for the acknowledgement of the oldest message that has none, as long as --timeout allows.
+func (a *app) await(ctx context.Context, r *client.Receipt) error {
+	select {
+	case <-r.Done(): // most are, when their turn comes
+	default:
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, a.timeout, fmt.Errorf("nothing was acknowledged for %v", a.timeout))
+		defer cancel()
+	}
+	_, err := r.Wait(ctx)
+	return err //nolint:wrapcheck // it says what was published where
+}
+
 // publishAll keeps the order of acknowledgements, so that sent counts a prefix of what was given. The window of
 // receipts is bounded by the producer's own back-pressure.
 func (a *app) publishAll(ctx context.Context, p *client.Producer, f produceFlags, sent *int64) error {
@@ -172,7 +185,7 @@ func (a *app) publishAll(ctx context.Context, p *client.Producer, f produceFlags
 	go func() {
 		waited <- func() error {
 			for r := range receipts {
-				if _, err := r.Wait(ctx); err != nil {
+				if err := a.await(ctx, r); err != nil {
 					cancel(err) // no more is published after a failure
 					for range receipts {
 					}

@@ -35,7 +35,6 @@ type app struct {
 
 	url     string        // --url
 	timeout time.Duration // --timeout
-	met     bool          // the cluster has answered
 }
 
 // Main runs one command line and returns its exit code. It prints errors itself, each on one line. Commands that go on
@@ -228,7 +227,7 @@ func (a *app) explain(ctx context.Context, c *client.Client, url string, err err
 	switch {
 	case failed.Code == client.CodeNotFound && failed.Topic != "":
 		hint = a.nearTopic(ctx, c, failed.Topic)
-	case failed.Code == client.CodeTimeout && !a.met:
+	case failed.Code == client.CodeTimeout && strings.Contains(err.Error(), "connection error"): // gRPC has only text for it
 		hint = fmt.Sprintf("; is %s the cluster? (--url, $%s or penstock context says so; penstock standalone starts one)", url, urlVariable)
 	}
 	if hint == "" {
@@ -259,15 +258,14 @@ func (a *app) nearTopic(ctx context.Context, c *client.Client, name string) stri
 	return didYouMean(topic.Topic, known)
 }
 
-// opening bounds by --timeout what needs the cluster's answer, and says after a while that it waits. The caller calls
-// done once there is an answer, or none.
-func (a *app) opening(ctx context.Context) (_ context.Context, done func(error)) {
+// opening bounds by --timeout what needs the cluster's answer, and says after a while that it waits. The caller calls done
+// once there is an answer, or none.
+func (a *app) opening(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	patience := time.AfterFunc(sayAfter, func() {
 		a.progress("no answer yet; trying for %v", a.timeout)
 	})
-	return ctx, func(err error) {
-		a.met = a.met || err == nil
+	return ctx, func() {
 		patience.Stop()
 		cancel()
 	}
