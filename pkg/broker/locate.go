@@ -209,7 +209,7 @@ const maxNamedBrokers = 16
 func (b *Broker) liveBrokers() []string {
 	brokers := b.deps.Cache.Brokers()
 	urls := make([]string, 0, min(len(brokers), maxNamedBrokers))
-	from := rand.IntN(max(1, len(brokers)))
+	from := rand.IntN(max(1, len(brokers))) //nolint:gosec // it spreads load, and keeps no secret
 	for i := range min(len(brokers), maxNamedBrokers) {
 		urls = append(urls, brokers[(from+i)%len(brokers)].URL)
 	}

@@ -16,7 +16,7 @@ func TestACloseWithoutDeadlineGivesUpWhenNothingIsAnswered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var answers atomic.Int64
-		ctx, cancel := patient(context.Background(), answers.Load)
+		ctx, cancel := patient(context.WithoutCancel(t.Context()), answers.Load)
 		defer cancel()
 		for range 5 {
 			time.Sleep(closePatience - time.Second)
@@ -29,7 +29,7 @@ func TestACloseWithoutDeadlineGivesUpWhenNothingIsAnswered(t *testing.T) {
 		if !errors.Is(causeOf(ctx), errNoProgress) {
 			t.Fatalf("ended with %v", causeOf(ctx))
 		}
-		bounded, stop := context.WithTimeout(context.Background(), time.Hour)
+		bounded, stop := context.WithTimeout(t.Context(), time.Hour)
 		defer stop()
 		ctx, cancel = patient(bounded, answers.Load)
 		time.Sleep(time.Hour - time.Second)

@@ -11,9 +11,9 @@ import (
 
 // Limits of how often a bundle changes hands by this broker's doing.
 const (
-	// suspicionPause lies between two takeovers of one bundle by this broker from owners whose lease is alive. It
+	// suspicionPause lies between two takeovers of one bundle by this broker from one process whose lease is alive. It
 	// doubles with each that follows soon, up to suspicionPauseMax: brokers that refuse each other's connections and
-	// all reach etcd would pass a bundle to and fro.
+	// all reach etcd would pass a bundle to and fro. Another process, of the same name or not, may fail at any time.
 	suspicionPause    = 5 * time.Second
 	suspicionPauseMax = time.Minute
 	// mutualSilence is longer than it takes two brokers that stop hearing each other to suspect one another, both of them.
@@ -84,9 +84,15 @@ type bundleState struct {
 	known     bool // it was owned at some time, so its topics may have clients waiting
 	tried     bool // lastTry is set
 	lastTry   time.Duration
-	seizing   bool          // the take under way is on suspicion, from an owner whose lease is alive
-	lastTaken time.Duration // when such a take last succeeded, once pause is not 0
-	pause     time.Duration // before the next
+	seizing   bool // the take under way is on suspicion, from an owner whose lease is alive
+	victim    Life // that owner's
+	seized    map[Life]seizure
+}
+
+// seizure is the latest takeover of a bundle from one process on suspicion.
+type seizure struct {
+	at    time.Duration
+	pause time.Duration // before the next
 }
 
 // NewCore makes the state of a broker called self, with a live lease and no bundles.
@@ -259,11 +265,11 @@ func (c *Core) takeDone(e Taken) {
 		return
 	}
 	if seized {
-		if c.now-b.lastTaken > 2*suspicionPauseMax {
-			b.pause = 0
+		maps.DeleteFunc(b.seized, func(_ Life, s seizure) bool { return c.now-s.at > 2*suspicionPauseMax })
+		if b.seized == nil {
+			b.seized = map[Life]seizure{}
 		}
-		b.pause = min(max(2*b.pause, suspicionPause), suspicionPauseMax)
-		b.lastTaken = c.now
+		b.seized[b.victim] = seizure{at: c.now, pause: min(max(2*b.seized[b.victim].pause, suspicionPause), suspicionPauseMax)}
 	}
 	b.phase, b.heldEpoch, b.wanted, b.known, b.missing, b.lost = held, e.Epoch, false, true, false, false
 	if e.Rev > b.rev {
@@ -340,8 +346,8 @@ func (c *Core) decide(id meta.BundleID, b *bundleState) {
 	case taking:
 		b.phase = taking
 		b.tried, b.lastTry = true, c.now
-		_, registered := c.brokers[b.owner]
-		b.seizing = registered && b.owner != c.self
+		owner, registered := c.brokers[b.owner]
+		b.seizing, b.victim = registered && b.owner != c.self, owner.life
 		c.act(Take{Bundle: id, Owner: b.owner, Epoch: b.epoch})
 	case idle, held, stopping, releasing:
 	}
@@ -387,7 +393,8 @@ func (c *Core) shouldTake(id meta.BundleID, b *bundleState) bool {
 			// It took the bundle from us because it does not hear us, and that is why we do not hear it. Taking it back
 			// would leave it where nobody may reach it. Its lease tells.
 			return false
-		case b.pause != 0 && c.now-b.lastTaken < b.pause:
+		}
+		if s, before := b.seized[owner.life]; before && c.now-s.at < s.pause {
 			return false
 		}
 	}

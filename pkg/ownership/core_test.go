@@ -152,6 +152,21 @@ func TestWhatIsSaidOfAnEarlierLifeDoesNotCount(t *testing.T) {
 	expect(t, step(c, ownership.Suspected{ID: "other", Life: 2}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 3})
 }
 
+// Who took over from a crashed process takes over from its successor as fast when that one crashes too.
+func TestASecondCrashIsNotHeldUpByTheFirst(t *testing.T) {
+	t.Parallel()
+	c := newCore()
+	c.Step(ownership.BrokerSeen{ID: "other", Life: 1})
+	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 3, Rev: 5})
+	c.Step(ownership.Suspected{ID: "other", Life: 1, Refused: true})
+	c.Step(ownership.Taken{Bundle: bundle, OK: true, Epoch: 4, Rev: 6})
+	c.Step(ownership.BrokerSeen{ID: "other", Life: 2})
+	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 5, Rev: 7}) // this one stood still for a while
+	c.Step(ownership.Stopped{Bundle: bundle})
+	c.Step(ownership.Tick{Now: time.Second})
+	expect(t, step(c, ownership.Suspected{ID: "other", Life: 2, Refused: true}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 5})
+}
+
 func TestAFailedTakeIsTriedAgainSoon(t *testing.T) {
 	t.Parallel()
 	c := newCore("other")

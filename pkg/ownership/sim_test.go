@@ -44,6 +44,7 @@ type simMove struct {
 	bundle   meta.BundleID
 	from, to string
 	life     ownership.Life // of to
+	victim   ownership.Life // of from
 	seized   bool           // from an owner whose lease was alive
 }
 
@@ -66,6 +67,7 @@ type simOwner struct {
 	epoch  entry.Epoch
 	lease  int64
 	rev    int64
+	life   ownership.Life
 }
 
 type simBroker struct {
@@ -435,7 +437,7 @@ func (s *sim) txn(b *simBroker, apply func() ownership.Event, failed ownership.E
 
 func (s *sim) put(b *simBroker, id meta.BundleID, epoch entry.Epoch) {
 	s.etcd.rev++
-	s.etcd.owners[id] = simOwner{b.id, epoch, b.lease, s.etcd.rev}
+	s.etcd.owners[id] = simOwner{b.id, epoch, b.lease, s.etcd.rev, b.life}
 	s.broadcast(ownership.OwnerSeen{Bundle: id, Owner: b.id, Epoch: epoch, Rev: s.etcd.rev})
 }
 
@@ -446,10 +448,10 @@ func (s *sim) take(b *simBroker, a ownership.Take) ownership.Event {
 		return ownership.Taken{Bundle: a.Bundle}
 	}
 	_, alive := s.etcd.expires[o.lease]
-	move := simMove{s.now, a.Bundle, o.broker, b.id, b.life, alive && o.broker != b.id && o.broker != ""}
+	move := simMove{s.now, a.Bundle, o.broker, b.id, b.life, o.life, alive && o.broker != b.id && o.broker != ""}
 	if move.seized {
 		for _, m := range s.moves {
-			if m.seized && m.bundle == a.Bundle && m.to == b.id && s.now-m.at < simTTL-200*time.Millisecond && m.life == b.life {
+			if m.seized && m.bundle == a.Bundle && m.to == b.id && s.now-m.at < simTTL-200*time.Millisecond && m.life == b.life && m.victim == move.victim {
 				s.fail("%s seizes %s again %v after it did", b.id, a.Bundle, s.now-m.at)
 			}
 		}
