@@ -150,6 +150,28 @@ func TestJudgeFindsPlantedFaults(t *testing.T) {
 	}
 }
 
+// What comes late is found also where each producer's messages are in order.
+func TestJudgeFindsOffsetsOutOfOrder(t *testing.T) {
+	t.Parallel()
+	b := NewBook(7, 2)
+	ordered, shared := b.NewReading(true), b.NewReading(false)
+	for offset, producer := range []uint32{0, 1, 0} {
+		b.Settle(b.Send(producer), Acknowledged, Receipt{Offset: entry.Offset(offset), Known: true})
+	}
+	for _, r := range []*Reading{ordered, shared} {
+		r.Read(Tag{Run: 7}, 0, 0)
+		r.Read(Tag{Run: 7, Number: 1}, 0, 2)
+		r.Read(Tag{Run: 7, Producer: 1}, 0, 1)
+		r.Read(Tag{Run: 7}, 0, 0) // again
+	}
+	if r := b.Judge(ordered, true); len(r.Violations) != 1 || r.Count(Reordered) != 1 {
+		t.Errorf("%v", r.Violations)
+	}
+	if err := b.Judge(shared, true).Err(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestJudgeCounts(t *testing.T) {
 	t.Parallel()
 	h := newHistory(true)

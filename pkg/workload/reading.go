@@ -33,7 +33,8 @@ type producerReading struct {
 
 type partitionReading struct {
 	offsets ranges
-	recent  []stored // by offset
+	front   entry.Offset // above all offsets read
+	recent  []stored     // by offset
 }
 
 // stored is what stood at an offset.
@@ -68,7 +69,7 @@ func (r *Reading) Read(t Tag, partition int, offset entry.Offset) {
 	case first && again:
 		r.violate(Changed, "offset %d of partition %d holds message %d of producer %d; it held another before", offset, partition, t.Number, t.Producer)
 	case first:
-		r.order(w, t, partition, offset)
+		r.order(p, w, t, partition, offset)
 		r.remember(w, t, partition, offset)
 	case again:
 		r.redelivered++
@@ -135,10 +136,16 @@ func (r *Reading) changed(p *partitionReading, t Tag, partition int, offset entr
 	return true
 }
 
-func (r *Reading) order(w *producerReading, t Tag, partition int, offset entry.Offset) {
+func (r *Reading) order(p *partitionReading, w *producerReading, t Tag, partition int, offset entry.Offset) {
 	if !r.ordered {
 		return
 	}
+	if offset < p.front {
+		r.violate(Reordered, "message %d of producer %d comes for the first time at offset %d of partition %d, after offset %d",
+			t.Number, t.Producer, offset, partition, p.front-1)
+		return
+	}
+	p.front = offset + 1
 	if w.highest == nil {
 		w.highest = make(map[int]uint64)
 	}
