@@ -87,7 +87,7 @@ func (c *Chain) recover(ctx context.Context, run meta.Run) (opened *meta.Ledger,
 		c.rec = rec
 		return closed, nil
 	}
-	_, stats, err := ledger.Recover(ctx, c.env.Ledger, run.Ledger, ledger.RecoverOptions{Finish: finish})
+	_, stats, err := ledger.Recover(ctx, c.env.Ledger, run.Ledger, ledger.RecoverOptions{Finish: finish, MaxLength: 2 * c.cfg.RollBytes})
 	c.stats.Ledger = stats
 	if err != nil {
 		return nil, false, fmt.Errorf("recover ledger %d: %w", run.Ledger, err)

@@ -22,6 +22,8 @@ type FinishFunc func(ctx context.Context, m meta.Ledger, last entry.EntryID, len
 type RecoverOptions struct {
 	// Finish closes the ledger. Required.
 	Finish FinishFunc
+	// MaxLength, when above 0, bounds an estimated length: no ledger of the caller's grows beyond it by much.
+	MaxLength int64
 }
 
 // Stats tells what a recovery did.
@@ -51,7 +53,7 @@ type Stats struct {
 func Recover(ctx context.Context, env Env, id entry.LedgerID, opts RecoverOptions) (meta.Ledger, Stats, error) {
 	env.Config = env.Config.withDefaults()
 	start := time.Now()
-	r := &recovery{env: env, id: id, finish: opts.Finish}
+	r := &recovery{env: env, id: id, finish: opts.Finish, maxLength: opts.MaxLength}
 	l, err := r.run(ctx)
 	if m := env.Metrics; m != nil {
 		result := "closed"
@@ -76,6 +78,7 @@ type recovery struct {
 	env       Env
 	id        entry.LedgerID
 	finish    FinishFunc
+	maxLength int64
 	stats     Stats
 	conflicts int
 }
@@ -168,7 +171,8 @@ func (r *recovery) attempt(ctx context.Context) (meta.Ledger, error) {
 }
 
 // lengthBelow estimates the bytes of the entries up to base, which the recovery did not read: their mean size from a
-// few samples, or from what was read above.
+// few samples, or from what was read above. Only retention by size and quotas go by a closed ledger's length; to know it
+// exactly, a takeover would have to read all of it.
 func (r *recovery) lengthBelow(ctx context.Context, m meta.Ledger, base entry.EntryID, end *RecoveryEnd) int64 {
 	r.stats.LengthExact = base < 0
 	if base < 0 {
@@ -195,14 +199,18 @@ func (r *recovery) lengthBelow(ctx context.Context, m meta.Ledger, base entry.En
 	if count == 0 {
 		return 0
 	}
-	return int64(float64(sum) / float64(count) * float64(base+1))
+	length := int64(float64(sum) / float64(count) * float64(base+1))
+	if r.maxLength > 0 {
+		length = min(length, r.maxLength)
+	}
+	return length
 }
 
-// sampleEntries picks up to four distinct entries of 0 … base.
+// sampleEntries picks up to eight distinct entries of 0 … base.
 func sampleEntries(base entry.EntryID) []entry.EntryID {
 	var s []entry.EntryID
-	for i := range entry.EntryID(4) {
-		if e := base * i / 3; len(s) == 0 || s[len(s)-1] != e {
+	for i := range entry.EntryID(8) {
+		if e := base * i / 7; len(s) == 0 || s[len(s)-1] != e {
 			s = append(s, e)
 		}
 	}

@@ -70,3 +70,38 @@ func TestRecoveryBoundsItsBytes(t *testing.T) {
 	next:
 	}
 }
+
+// The length of what a recovery has no need to read is estimated, and the estimate stays within what a ledger can have:
+// it decides what a quota by size evicts.
+func TestRecoveredLength(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		sizes []int
+		bound int64
+		want  int64
+	}{
+		"all alike":      {[]int{100, 100, 100, 100, 100, 100, 100, 100, 100, 100}, 0, 1000},
+		"a big one":      {[]int{1, 1, 1, 1, 1, 9000, 1, 1, 1, 1}, 2000, 2000},
+		"bound not near": {[]int{100, 100, 100, 100, 100, 100, 100, 100, 100, 100}, 2000, 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 3)
+			wr := w.writer(w.open(1, 3, 3, 2))
+			for i, n := range c.sizes {
+				done := make(chan result, 1)
+				wr.Append(make([]byte, n), ledger.AckQuorum, func(id entry.EntryID, err error) { done <- result{id, err} })
+				equal(t, entry.EntryID(i), w.await(done).id)
+			}
+			w.eventually("the LAC is told", func() bool {
+				reply, err := w.fake.WaitLAC(t.Context(), w.ids[0], bookiewire.WaitLAC{Ledger: 1, After: entry.NoEntry})
+				return err == nil && reply.LAC == 9
+			})
+			wr.Shutdown()
+			l, stats, err := ledger.Recover(w.ctx(), w.env, 1, ledger.RecoverOptions{Finish: w.meta.close5, MaxLength: c.bound})
+			noError(t, err)
+			equal(t, false, stats.LengthExact)
+			equal(t, c.want, l.Length)
+		})
+	}
+}
