@@ -1,6 +1,7 @@
 package sim_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -13,9 +14,13 @@ import (
 var (
 	seeds   = flag.Uint64("seeds", 0, "how many seeds to run, from -from on; 0: a short set")
 	from    = flag.Uint64("from", 1, "the first seed")
+	until   = flag.Bool("until", false, "stop at the first seed that fails, and print it in one line")
 	whole   = flag.Bool("whole", false, "tell a failure's whole story")
 	minutes = flag.Float64("minutes", 0, "simulated minutes of faults per seed; 0: a third of one")
 )
+
+// shortSet is how many seeds run among all other tests; race_test.go has its share under the race detector.
+var shortSet uint64 = 60
 
 func options(seed uint64) sim.Options {
 	return sim.Options{Seed: seed, Whole: *whole, Faulty: time.Duration(*minutes * float64(time.Minute))}
@@ -25,7 +30,7 @@ func options(seed uint64) sim.Options {
 func TestSeed(t *testing.T) {
 	n := *seeds
 	if n == 0 {
-		n = 40
+		n = shortSet
 	}
 	var wanted uint64
 	if _, err := fmt.Sscanf(flag.Lookup("test.run").Value.String(), "Seed/%d", &wanted); err == nil {
@@ -37,6 +42,11 @@ func TestSeed(t *testing.T) {
 	for seed := *from; seed < *from+n; seed++ {
 		r, err := sim.Run(options(seed))
 		if err != nil {
+			var f *sim.Failure
+			if *until && errors.As(err, &f) {
+				fmt.Printf("found after %d seeds: %s: %s\n", seed-*from+1, f.Invariant, f.Detail)
+				return
+			}
 			fmt.Fprintln(os.Stderr, err)
 			t.Errorf("seed %d fails", seed)
 			continue
@@ -68,7 +78,7 @@ func runSeed(t *testing.T, seed uint64) {
 
 // TestTraceIsRepeatable runs seeds twice.
 func TestTraceIsRepeatable(t *testing.T) {
-	for seed := uint64(1); seed <= 6; seed++ {
+	for seed := uint64(1); seed <= shortSet/6; seed++ {
 		a, errA := sim.Run(options(seed))
 		b, errB := sim.Run(options(seed))
 		if a != b || (errA == nil) != (errB == nil) {

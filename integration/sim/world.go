@@ -251,15 +251,7 @@ func (w *world) failed() bool { return w.failure != nil }
 // Run runs one seed: faults for a while, then everything is healed, and what was promised must hold.
 func Run(opt Options) (res Result, failure error) {
 	w := newWorld(opt)
-	defer func() {
-		for _, b := range w.brokers {
-			b.kill()
-		}
-		for _, b := range w.bookies {
-			b.kill()
-		}
-	}()
-	w.play()
+	w.playAndEnd()
 	res = Result{
 		Simulated: w.now, Events: w.steps, Appends: w.tally, Closed: w.closes, Boots: w.ghost.boots, Checked: w.ghost.checked,
 		Served: w.served, Shape: w.shape(),
@@ -274,6 +266,23 @@ func Run(opt Options) (res Result, failure error) {
 		return res, again
 	}
 	return res, w.failure
+}
+
+// playAndEnd plays. An assertion that fails in the product is a failure like others.
+func (w *world) playAndEnd() {
+	defer func() {
+		if r := recover(); r != nil {
+			w.fail("assertion", subject{}, "%v", r)
+			return // whose state it was must not be touched any more
+		}
+		for _, b := range w.brokers {
+			b.kill()
+		}
+		for _, b := range w.bookies {
+			b.kill()
+		}
+	}()
+	w.play()
 }
 
 func (w *world) play() {
