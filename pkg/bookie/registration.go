@@ -160,7 +160,7 @@ func (r *registrar) holder(ctx context.Context, addr string) holderState {
 func (r *registrar) run(ctx context.Context, reg registration) error {
 	ticker := time.NewTicker(r.interval)
 	defer ticker.Stop()
-	for {
+	for ctx.Err() == nil {
 		changed := r.store.StateChanged()
 		there := true // as far as is known
 		if stateOf(r.store.State()) == reg.info.State {
@@ -196,17 +196,18 @@ func (r *registrar) run(ctx context.Context, reg registration) error {
 			}
 		}
 		if ctx.Err() != nil {
-			return nil
+			break
 		}
 		r.log.Warn("registration is gone, registering again")
 		var err error
 		if reg, err = r.register(ctx); err != nil {
 			if ctx.Err() != nil {
-				return nil
+				break
 			}
 			return err
 		}
 	}
+	return nil
 }
 
 // isThere looks whether the registration is there, under the lease it was made with. In doubt it is.

@@ -169,3 +169,18 @@ func TestBookieWatchesItsRegistration(t *testing.T) {
 		t.Fatal("it goes on beside another process")
 	}
 }
+
+// The registrar ends when it is told to, also with a change of state that it has not made known.
+func TestRegistrarEndsWithNews(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	b := w.start(w.config("data"), vfs.NewMem())
+	grant, err := b.session.Wait(t.Context())
+	w.check(err)
+	r := &registrar{meta: w.meta, cluster: b.me.Cluster, session: b.session, store: b.store, base: b.registration(), interval: time.Hour, log: quiet()}
+	news := r.info()
+	news.State = meta.BookieFull
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w.check(r.run(ctx, registration{grant: grant, info: news}))
+}
