@@ -65,7 +65,7 @@ func (b *bookieProcess) boot() {
 	if err != nil {
 		b.w.trace(b.name, subject{}, "does not start: %v", err)
 		b.kill()
-		if _, off := b.mem.Stat("/"); !errors.Is(off, vfs.ErrPowerCut) {
+		if !b.powerIsOff() {
 			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
 		}
 		return

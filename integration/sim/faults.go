@@ -1,9 +1,12 @@
 package sim
 
 import (
+	"errors"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 // Fault is a kind of fault.
@@ -163,6 +166,11 @@ func (w *world) restart(k *bookieProcess, after time.Duration) {
 	})
 }
 
+func (b *bookieProcess) powerIsOff() bool {
+	_, err := b.mem.Stat("/")
+	return errors.Is(err, vfs.ErrPowerCut)
+}
+
 // bootAgain boots, and again if the power goes meanwhile.
 func (b *bookieProcess) bootAgain() {
 	b.boot()
@@ -192,6 +200,9 @@ func (w *world) healFaults() {
 	for _, k := range w.bookies {
 		k.etcd.cut = false
 		k.mem.SetCapacity(diskSize)
+		if k.powerIsOff() {
+			k.powerCut()
+		}
 		k.mem.CutPowerAfter(-1)
 		k.resume()
 		if !k.up {
