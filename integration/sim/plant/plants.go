@@ -1,0 +1,130 @@
+package main
+
+// plant is one bug: a line of the source, as it is and as the bug has it.
+type plant struct {
+	// Name says what is wrong.
+	Name string
+	// Package is where, from the module's root. Where the simulation has its own runner, that is what is changed.
+	Package string
+	// Old is in one place of the package's source, and becomes New.
+	Old, New string
+}
+
+var plants = []plant{
+	{
+		"an answer does not wait for the disk", "pkg/segment",
+		"	f := <-w.syncs\n	err := f.Datasync()\n", "	f := <-w.syncs\n	var err error\n",
+	},
+	{
+		"the directory is not synced after the manifest", "pkg/ledgerstore",
+		"	if err := fs.SyncDir(dir); err != nil {", "	if err := error(nil); err != nil {",
+	},
+	{
+		"a fence is answered before it is on disk", "pkg/ledgerstore",
+		"		c.raiseTerm(l, f.Term, it)", "		c.raiseTerm(l, f.Term, &item{})\n		c.reply(it, nil)",
+	},
+	{
+		"a fence that repeats a term does not wait for what came before", "pkg/ledgerstore",
+		"	case l != nil && f.Term == l.acceptedTerm:\n		it.ledger = l\n		c.behind(it)",
+		"	case l != nil && f.Term == l.acceptedTerm:\n		it.ledger = l\n		c.reply(it, nil)",
+	},
+	{
+		"a fence is forgotten in a restart", "pkg/ledgerstore",
+		"		if c.Term >= l.term {", "		if c.Term > l.term+1 {",
+	},
+	{
+		"an older term is let in", "pkg/ledgerstore",
+		"	case l != nil && f.Term < l.acceptedTerm:", "	case l != nil && f.Term+1 < l.acceptedTerm:",
+	},
+	{
+		"a writer is let in after a fence", "pkg/ledgerstore",
+		"	case a.Recovery && a.Term < l.acceptedTerm, !a.Recovery && (l.acceptedTerm > 0 || l.acceptedLimbo):\n		c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)\n		return\n	default:",
+		"	case a.Recovery && a.Term < l.acceptedTerm:\n		c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)\n		return\n	default:",
+	},
+	{
+		"a copy is acknowledged before the first one is on disk", "pkg/ledgerstore",
+		"		it.next, first.next = first.next, it\n", "		c.reply(it, nil)\n",
+	},
+	{
+		"a torn tail is cut too far", "pkg/segment",
+		"		if len(b) != batchHeaderSize+int(h.length) ||", "		if len(b) != batchHeaderSize+int(h.length) || len(b) > 4096 ||",
+	},
+	{
+		"a recovery's reads do not fence", "integration/sim",
+		"MaxBytes: 1, Recovery: true, Term: m.Term}", "MaxBytes: 1}",
+	},
+	{
+		"absence is decided by one denial", "pkg/ledger",
+		"		case c.q.Covers(ws, r.negative):", "		case r.negative != 0:",
+	},
+	{
+		"no answer counts as a denial", "pkg/ledger",
+		"		r.unknown |= 1 << slot\n", "		r.negative |= 1 << slot\n",
+	},
+	{
+		"coverage is off by one", "pkg/quorum",
+		"func (q *Quorum) Covers(w, x Set) bool { return !q.Valid(w &^ x) }",
+		"func (q *Quorum) Covers(w, x Set) bool { return x&w != 0 && (w&^x).Len() <= q.cfg.AckQuorum }",
+	},
+	{
+		"a ledger ends one entry early", "pkg/ledger",
+		"				c.end, c.ended = c.cur-1, true", "				c.end, c.ended = max(c.base, c.cur-2), true",
+	},
+	{
+		"the LAC moves with a recovery's writes", "pkg/ledger",
+		"func (c *RecoveryCore) Base() entry.EntryID { return c.base }", "func (c *RecoveryCore) Base() entry.EntryID { return c.cur }",
+	},
+	{
+		"a recovery closes before its writes are acknowledged", "pkg/ledger",
+		"		if (r.acks&ws).Len() < c.m.AckQuorum ||", "		if (r.acks&ws).Len() < c.m.AckQuorum-1 ||",
+	},
+	{
+		"entries are confirmed while an ensemble change is out", "pkg/ledger",
+		"	c.phase = Changing\n", "",
+	},
+	{
+		"acknowledgements of a replaced slot are kept", "pkg/ledger",
+		"	c.track.Prune(f.First, changed,", "	c.track.Prune(f.First, 0,",
+	},
+	{
+		"entries are confirmed while the end is proposed", "pkg/ledger",
+		"	if c.phase == Active {\n		c.track.Advance", "	if c.phase != Changing {\n		c.track.Advance",
+	},
+	{
+		"what is in flight is told not to be written", "pkg/ledger",
+		"		case e > c.sentTo:\n", "		case e > lac:\n",
+	},
+	{
+		"acknowledged by all after a quorum", "pkg/ledger",
+		"		case c.track.Missing(e) == 0:\n", "		case c.track.Missing(e).Len() < 2:\n",
+	},
+	{
+		"a writer changes the ensemble of a ledger in recovery", "pkg/meta",
+		"		if cur.State != LedgerOpen || cur.Nonce != l.Nonce {\n			return Ledger{}, &LedgerStateError{Op: op, Current: cur}",
+		"		if cur.State > LedgerInRecovery || cur.Nonce != l.Nonce {\n			return Ledger{}, &LedgerStateError{Op: op, Current: cur}",
+	},
+	{
+		"a writer closes a ledger in recovery", "pkg/meta",
+		"	} else if cur.State != LedgerOpen || cur.Nonce != seen.Nonce {", "	} else if cur.State > LedgerInRecovery || cur.Nonce != seen.Nonce {",
+	},
+	{
+		"an unknown outcome is told as none", "pkg/meta",
+		"	if ambiguous {\n		return ErrUnknownOutcome", "	if false {\n		return ErrUnknownOutcome",
+	},
+	{
+		"an owner's transaction does not compare its epoch", "pkg/meta",
+		"		t.compareEpoch(s, t.guard.Bundle, t.guard.Epoch)\n", "",
+	},
+	{
+		"a takeover keeps the epoch", "pkg/meta",
+		"Epoch: cur.epoch + 1}", "Epoch: max(1, cur.epoch)}",
+	},
+	{
+		"a chain's end leaves the last entry out", "pkg/chain",
+		"it != c.unsent && it.Entry <= last; it = it.next {\n		end =", "it != c.unsent && it.Entry < last; it = it.next {\n		end =",
+	},
+	{
+		"a roll forgets what it has to send again", "pkg/chain",
+		"	c.unsent = c.head\n	if c.pending == 0 {", "	c.unsent = nil\n	if c.pending == 0 {",
+	},
+}
