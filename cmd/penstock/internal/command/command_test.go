@@ -463,10 +463,26 @@ func (r *ready) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// What is printed is what --config reads, and nothing that is not standalone's own.
+func TestStandalonePrintsItsSettings(t *testing.T) {
+	t.Parallel()
+	printed := mustRun(t, "", "standalone", "--bookies", "3", "--print-config")
+	if !strings.Contains(printed, "bookies: 3\n") || strings.Contains(printed, "url:") {
+		t.Fatal(printed)
+	}
+	config := filepath.Join(t.TempDir(), "standalone.yaml")
+	if err := os.WriteFile(config, []byte(printed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if again := mustRun(t, "", "standalone", "--config", config, "--print-config"); again != printed {
+		t.Fatalf("%s\nwant:\n%s", again, printed)
+	}
+}
+
 func TestStandaloneRefusesBadSettings(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
-		"no bookies":   {"--bookies", "0"},
+		"no bookies":   {"--bookies", "0", "--print-config"},
 		"address":      {"--listen", "nonsense"},
 		"port in use":  {"--listen", strings.TrimPrefix(brokertest.Start(t).URL(), "penstock://"), "--http", "127.0.0.1:0", "--data-dir", t.TempDir()},
 		"config":       {"--config", "/nonexistent.yaml"},

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -75,8 +74,8 @@ type demo struct {
 	problems []string
 }
 
-func (a *app) demo(ctx context.Context, f demoFlags) (failed error) {
-	ctx, cancel := context.WithTimeout(ctx, demoLimit)
+func (a *app) demo(stop context.Context, f demoFlags) (failed error) {
+	ctx, cancel := context.WithTimeoutCause(stop, demoLimit, fmt.Errorf("the demo was not over after %v", demoLimit))
 	defer cancel()
 	programs, err := programDirectory()
 	if err != nil {
@@ -88,7 +87,10 @@ func (a *app) demo(ctx context.Context, f demoFlags) (failed error) {
 	}
 	d := &demo{app: a, flags: f, began: time.Now()}
 	defer func() {
-		if f.keep || failed != nil && ctx.Err() == nil {
+		if failed != nil && stop.Err() == nil { // whatever it was, the demo did not show what it should
+			failed = errors.New("the demo failed: " + failed.Error())
+		}
+		if f.keep || failed != nil && stop.Err() == nil {
 			fmt.Fprintf(a.err, "data and logs are in %s\n", dir)
 			return
 		}
@@ -162,11 +164,13 @@ func (d *demo) show(ctx context.Context, cfg process.Config) (failed error) {
 	report, waitErr := d.run.Wait(ctx)
 	stop()
 	progress.Wait()
-	if err != nil {
-		return err
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err() // a person had enough
 	}
-	if waitErr != nil {
-		d.problem("%v", waitErr)
+	for _, err := range []error{err, waitErr} {
+		if err != nil {
+			d.problem("%v", err)
+		}
 	}
 	return d.verdict(report, gaps)
 }
@@ -343,7 +347,10 @@ func (d *demo) verdict(r workload.Report, gaps demoGaps) error {
 		d.problem("a message failed: %v", err)
 	}
 	if len(d.problems) > 0 {
-		return errors.New("the demo failed: " + strings.Join(d.problems, "\n  "))
+		for _, p := range d.problems {
+			line("NOT AS PROMISED", p)
+		}
+		return fmt.Errorf("not as promised in %d points", len(d.problems))
 	}
 	d.say("every message that was sent is stored once and was received in order")
 	return nil

@@ -27,16 +27,22 @@ func (a *app) standaloneCommand() *cobra.Command {
 		Use: "standalone", Short: "Run a whole cluster in this process: etcd, bookies and a broker", Args: noArgs,
 		Example: "  penstock standalone\n  penstock standalone --bookies 3 --data-dir /var/lib/penstock",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := settings.Load(cmd.Flags()); err != nil {
+			own := cmd.LocalFlags() // --url and --timeout are about a cluster elsewhere
+			if err := settings.Load(own); err != nil {
 				return err
 			}
-			if settings.PrintWanted(cmd.Flags()) {
-				return settings.Print(a.out, cmd.Flags())
+			level, err := f.validate()
+			if err != nil {
+				return err
 			}
-			return a.standalone(cmd.Context(), f)
+			if settings.PrintWanted(own) {
+				return settings.Print(a.out, own)
+			}
+			return a.standalone(cmd.Context(), f, level)
 		},
 	}
 	flags := cmd.Flags()
+	flags.SortFlags = false
 	flags.IntVar(&f.bookies, "bookies", 1, "number of bookies: 1 keeps one copy of each message, 3 keeps three")
 	flags.StringVar(&f.dataDir, "data-dir", "penstock-data", "directory of all data")
 	flags.StringVar(&f.listen, "listen", "127.0.0.1:7650", "address for clients")
@@ -46,19 +52,25 @@ func (a *app) standaloneCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) standalone(ctx context.Context, f standaloneFlags) error {
-	var level slog.Level
+func (f standaloneFlags) validate() (level slog.Level, err error) {
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
-		return settings.Usagef("--log-level is %q: want debug, info, warn or error", f.logLevel)
+		return level, settings.Usagef("--log-level is %q: want debug, info, warn or error", f.logLevel)
 	}
 	if f.bookies < 1 || f.bookies > 9 {
-		return settings.Usagef("--bookies is %d: want 1 to 9", f.bookies)
+		return level, settings.Usagef("--bookies is %d: want 1 to 9", f.bookies)
+	}
+	if f.dataDir == "" {
+		return level, settings.Usagef("--data-dir is empty")
 	}
 	for name, addr := range map[string]string{"listen": f.listen, "http": f.http} {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
-			return settings.Usagef("--%s is %q: want host:port: %w", name, addr, err)
+			return level, settings.Usagef("--%s is %q: want host:port: %w", name, addr, err)
 		}
 	}
+	return level, nil
+}
+
+func (a *app) standalone(ctx context.Context, f standaloneFlags, level slog.Level) error {
 	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level}))
 	started := time.Now()
 	c, err := standalone.Start(ctx, standalone.Config{
