@@ -314,9 +314,9 @@ func TestBrokerDown(t *testing.T) {
 func TestNoLeaks(t *testing.T) {
 	t.Parallel()
 	var wg sync.WaitGroup
-	for range 4 {
+	for range 8 {
 		wg.Go(func() {
-			for range 25 {
+			for range 125 {
 				c, err := client.Connect(t.Context(), "penstock://127.0.0.1:1")
 				if err != nil {
 					t.Error(err)
