@@ -187,6 +187,7 @@ func (s *Store) prepareSized(size int64, d depth) (*Segment, error) {
 		return nil, errors.Join(err, w.Close())
 	}
 	s.segments.insert(seg)
+	s.next.Store(seg)
 	return seg, nil
 }
 

@@ -143,6 +143,7 @@ func (s *Store) job(fn func() Event) {
 }
 
 func (s *Store) write(b *Batch) *Written {
+	s.writes.Add(1)
 	w := b.Segment.handle.writer
 	w.SetPrevDurable(b.PreviousDurable)
 	locs, err := w.AppendBatch(b.Records, b.DurableUpto)

@@ -6,22 +6,71 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/penstock-mq/penstock/pkg/segment"
 )
 
 // spaceEvery is how often the disk's usage is looked at.
 const spaceEvery = time.Second
 
+// prewriteChunks is how many chunks, of 1 MiB, are written ahead in a tick.
+const prewriteChunks = 16
+
 // watch keeps the state up to date, and the reserve filled, until the store is closed.
 func (s *Store) watch() {
 	tick := time.NewTicker(spaceEvery)
 	defer tick.Stop()
+	var ahead prewriting
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-tick.C:
 			s.look()
+			ahead.goOn(s)
 		}
+	}
+}
+
+// prewriting writes the next segment ahead while the disk is idle: while, and for as long as, no group was written for
+// a tick.
+type prewriting struct {
+	writes  int64 // as of the last tick
+	segment *Segment
+	offset  int64
+}
+
+// goOn writes up to a tick's worth, and stops at the first sign of work. A chunk is small, synced by itself, and locks
+// nothing that adds to the active segment need.
+func (p *prewriting) goOn(s *Store) {
+	seg := s.next.Load()
+	if seg != p.segment {
+		p.segment, p.offset = seg, 0
+	}
+	idle := p.writes == s.writes.Load()
+	p.writes = s.writes.Load()
+	if !idle || seg == nil || s.State() == Full {
+		return
+	}
+	src, err := seg.handle.acquire(s.fs, seg.path)
+	if err != nil {
+		return // it was given up
+	}
+	defer seg.handle.release()
+	w, unsealed := src.(*segment.Writer)
+	for range prewriteChunks {
+		if !unsealed || s.ctx.Err() != nil || p.writes != s.writes.Load() {
+			return
+		}
+		next, done, err := w.Prewrite(p.offset)
+		if err != nil {
+			s.log.Warn("cannot write the next segment ahead", "path", seg.path, "error", err)
+		}
+		if done {
+			s.next.CompareAndSwap(seg, nil)
+			return
+		}
+		p.offset = next
 	}
 }
 

@@ -214,3 +214,44 @@ func TestNoSpaceForAnUrgentWrite(t *testing.T) {
 	wantEntry(t, s, 2, 0, body(2, 0, 100))
 	wantEntry(t, s, 1, 9, body(1, 9, 100))
 }
+
+// The next segment is written ahead after a second without work, and never while there is some.
+func TestNextSegmentIsWrittenAheadWhileIdle(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		fs := vfs.NewFaulty(vfs.NewMem())
+		cfg := small()
+		cfg.SegmentSize = 4 << 20
+		s := openStore(t, cfg, fs)
+		must(t, s.fillReserve())
+		must(t, add(s, 1, 0))
+		synctest.Wait()
+		for e := entry.EntryID(1); e < 5; e++ { // an entry a second is work
+			before := fs.Calls(vfs.OpWrite)
+			must(t, add(s, 1, e))
+			synctest.Wait()
+			time.Sleep(spaceEvery)
+			synctest.Wait()
+			if n := fs.Calls(vfs.OpWrite) - before; n > 2 { // the entry, and what vouches for it
+				t.Fatalf("%d writes while there is work", n)
+			}
+		}
+		time.Sleep(2 * spaceEvery)
+		synctest.Wait()
+		before := fs.Calls(vfs.OpWrite)
+		if p := s.next.Load(); p != nil {
+			t.Fatal("the next segment is not written ahead")
+		}
+		time.Sleep(10 * spaceEvery)
+		synctest.Wait()
+		if n := fs.Calls(vfs.OpWrite) - before; n > 0 {
+			t.Fatalf("%d writes after it was written ahead", n)
+		}
+		fill(t, s, 1, 5, 6000, 1000) // goes on over it
+		s = reopen(t, s)
+		for e := entry.EntryID(5); e < 6000; e += 7 {
+			wantEntry(t, s, 1, e, body(1, e, 1000))
+		}
+		closeStore(t, s)
+	})
+}

@@ -53,6 +53,8 @@ type Store struct {
 	kick     chan struct{}
 	limiter  *rate.Limiter
 
+	writes  atomic.Int64            // groups written
+	next    atomic.Pointer[Segment] // the newest segment, to be written ahead
 	state   atomic.Uint32
 	changed notifier
 	usage   atomic.Pointer[Usage]

@@ -14,16 +14,17 @@ import (
 // BenchmarkAppendSync appends a group of entries and syncs it, as a bookie under load does. An operation is one entry.
 func BenchmarkAppendSync(b *testing.B) {
 	for _, shape := range []struct{ size, group int }{{1 << 10, 1}, {1 << 10, 64}, {64 << 10, 16}} {
-		for _, reuse := range []bool{false, true} {
-			b.Run(fmt.Sprintf("entry=%d/group=%d/reuse=%t", shape.size, shape.group, reuse), func(b *testing.B) {
-				benchAppendSync(b, shape.size, shape.group, reuse)
+		for _, blocks := range []string{"new", "ahead", "reused"} {
+			b.Run(fmt.Sprintf("entry=%d/group=%d/blocks=%s", shape.size, shape.group, blocks), func(b *testing.B) {
+				benchAppendSync(b, shape.size, shape.group, blocks)
 			})
 		}
 	}
 }
 
-func benchAppendSync(b *testing.B, size, group int, reuse bool) {
+func benchAppendSync(b *testing.B, size, group int, blocks string) {
 	b.Helper()
+	reuse := blocks == "reused"
 	const segmentSize = 256 << 20
 	fs, dir := vfs.OS(), b.TempDir()
 	name := filepath.Join(dir, "segment")
@@ -42,6 +43,10 @@ func benchAppendSync(b *testing.B, size, group int, reuse bool) {
 		var err error
 		w, err = Create(fs, name, header(n), segmentSize, w != nil)
 		must(b, err)
+		for off, done := int64(0), blocks != "ahead"; !done; {
+			off, done, err = w.Prewrite(off)
+			must(b, err)
+		}
 	}
 	recs := make([]Record, group)
 	for i := range recs {

@@ -513,3 +513,40 @@ func TestMisdirectedWrite(t *testing.T) {
 	}
 	closeAll(t, w)
 }
+
+// What is written ahead changes nothing but the speed, and ends with the first batch.
+func TestPrewrite(t *testing.T) {
+	t.Parallel()
+	const size = 3<<20 + 100
+	fs := vfs.NewMem()
+	w, err := Create(fs, "/a.seg", header(1), size, false)
+	must(t, err)
+	off, done, chunks := int64(0), false, 0
+	for !done {
+		off, done, err = w.Prewrite(off)
+		must(t, err)
+		chunks++
+	}
+	if info, err := fs.Stat("/a.seg"); err != nil || info.Size != size || chunks != 3 {
+		t.Fatalf("%d bytes after %d chunks, %v", info.Size, chunks, err)
+	}
+	appendBatch(t, w, 0, add(1, 0, 50))
+	if _, done, err := w.Prewrite(0); !done || err != nil {
+		t.Fatalf("written ahead over a batch: %v", err)
+	}
+	must(t, w.Sync())
+	fs.Crash(nil)
+	rec, err := Recover(fs, "/a.seg", 0)
+	must(t, err)
+	if rec.Entries() != 1 || rec.Torn || rec.Corrupt != nil {
+		t.Errorf("recovered %d entries, torn %v, corrupt %v", rec.Entries(), rec.Torn, rec.Corrupt)
+	}
+	must(t, SealRecovered(fs, "/a.seg", rec))
+	must(t, Retire(fs, "/a.seg", "/a.seg"))
+	w, err = Create(fs, "/a.seg", header(2), size, true)
+	must(t, err)
+	if _, done, err := w.Prewrite(0); !done || err != nil {
+		t.Fatalf("a reused file is written ahead: %v", err)
+	}
+	must(t, w.Close())
+}

@@ -45,6 +45,9 @@ type Writer struct {
 	contents    *contents
 	sealed      bool
 
+	ahead sync.Mutex // over writing ahead
+	begun bool       // nothing is written ahead any more
+
 	failMu sync.Mutex
 	failed error
 }
@@ -69,7 +72,7 @@ func Create(fs vfs.FS, path string, h Header, size int64, reuse bool) (*Writer, 
 	}
 	w := &Writer{
 		f: f, path: path, header: h, seed: newSeed(h), reserved: size, contents: newContents(),
-		syncs: make(chan vfs.File, maxSyncs),
+		syncs: make(chan vfs.File, maxSyncs), begun: reuse,
 	}
 	w.size.Store(headerBlockSize)
 	for range maxSyncs {
@@ -144,6 +147,9 @@ func (w *Writer) AppendBatch(recs []Record, durableUpto int64) ([]Location, erro
 	length, err := w.check(recs, offset)
 	if err != nil {
 		return nil, err
+	}
+	if w.seq == 0 {
+		w.begin()
 	}
 	w.encode(recs, offset, length, durableUpto)
 	if n, err := w.f.WriteAt(w.buf, offset); err != nil || n != len(w.buf) {
@@ -269,6 +275,7 @@ func (w *Writer) Seal() error {
 		return err
 	}
 	w.sealed = true
+	w.begin()
 	err := seal(w.f, w.header, w.contents, nil, trailer{dataEnd: w.size.Load(), prevDurable: w.prevDurable})
 	if err != nil {
 		return w.fail(fmt.Errorf("seal segment %s: %w", w.path, err))
