@@ -21,7 +21,7 @@ var floors = [][]string{
 	{"pkg/frame", "pkg/bookiewire", "pkg/segment", "pkg/quorum", "pkg/meta", "pkg/lease"},
 	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership"},
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},
-	{"pkg/topic", "pkg/statelog"},
+	{"pkg/topic", "pkg/statelog", "pkg/chain/chaintest"},
 	{"pkg/broker"},
 	{"pkg/standalone/embedetcd", "pkg/workload/process"},
 	{"pkg/standalone", "pkg/workload"},

@@ -25,7 +25,7 @@ func upTo(n uint64) []uint64 {
 func TestRollUnderLoad(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollBytes: 2000})
+	l := f.open(f.Takeover(), chain.Config{RollBytes: 2000})
 	const n = 1000
 	for i := range n {
 		l.append(ledger.AckQuorum)
@@ -69,7 +69,7 @@ func TestTakeoverWhileTheOldOwnerAppends(t *testing.T) {
 	t.Parallel()
 	for _, openNow := range []bool{false, true} {
 		f := newCluster(t, 3)
-		old := f.open(f.takeover(), chain.Config{RollBytes: 3000})
+		old := f.open(f.Takeover(), chain.Config{RollBytes: 3000})
 		stop := make(chan struct{})
 		stopped := make(chan struct{})
 		go func() {
@@ -92,7 +92,7 @@ func TestTakeoverWhileTheOldOwnerAppends(t *testing.T) {
 		}()
 		old.await("some acks", func() bool { return len(old.acked) > 200 })
 		eventually(t, "a roll", func() bool { return len(old.Runs()) > 2 })
-		fresh := f.open(f.takeover(), chain.Config{OpenNow: openNow})
+		fresh := f.open(f.Takeover(), chain.Config{OpenNow: openNow})
 		first := fresh.NextOffset()
 		fresh.number = 1_000_000
 		for range 20 {
@@ -141,11 +141,11 @@ func TestTakeoverWhileTheOldOwnerAppends(t *testing.T) {
 func TestAStaleOwnersTrimIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	old := f.open(f.takeover(), chain.Config{RollEntries: 2})
+	old := f.open(f.Takeover(), chain.Config{RollEntries: 2})
 	for range 10 {
 		old.one()
 	}
-	fresh := f.open(f.takeover(), chain.Config{})
+	fresh := f.open(f.Takeover(), chain.Config{})
 	want := fresh.readAll()
 	freed, err := old.Trim(t.Context(), func(meta.Run) bool { return true })
 	if !errors.Is(err, meta.ErrEpoch) || len(freed) != 0 {
@@ -160,7 +160,7 @@ func TestAStaleOwnersTrimIsRefused(t *testing.T) {
 func TestTrimmedRunsStayReadableElsewhere(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 5})
 	for range 50 {
 		l.one()
 	}
@@ -179,7 +179,7 @@ func TestTrimmedRunsStayReadableElsewhere(t *testing.T) {
 	}
 	// A new owner goes on at the same offset.
 	check(t, l.Close(t.Context()))
-	fresh := f.open(f.takeover(), chain.Config{})
+	fresh := f.open(f.Takeover(), chain.Config{})
 	if fresh.NextOffset() != 100 || fresh.Opening().Recovered {
 		t.Fatalf("next offset %d, recovered %v", fresh.NextOffset(), fresh.Opening().Recovered)
 	}
@@ -189,7 +189,7 @@ func TestTrimmedRunsStayReadableElsewhere(t *testing.T) {
 func TestTrimWithALostReply(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 3})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 3})
 	for range 20 {
 		l.one()
 	}
@@ -221,7 +221,7 @@ func TestTrimWithALostReply(t *testing.T) {
 func TestEtcdAwayPutsRollsOffAndPublishingGoesOn(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 5})
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
 	f.meta.set(meta.ErrUnavailable)
@@ -255,7 +255,7 @@ func TestEtcdAwayPutsRollsOffAndPublishingGoesOn(t *testing.T) {
 func TestRollTransactionNotAppliedLeavesTheLedgerOpen(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 5})
 	tries := 0
 	f.meta.hooks(func(op string) {
 		if op != "open" {
@@ -286,7 +286,7 @@ func TestRollTransactionNotAppliedLeavesTheLedgerOpen(t *testing.T) {
 func TestRollWithALostReply(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 5})
 	lost := 0
 	f.meta.hooks(nil, func(string) error {
 		if lost++; lost%2 == 0 {
@@ -309,15 +309,15 @@ func TestOpenedWithALostReplyAndTakenOver(t *testing.T) {
 	t.Parallel()
 	for _, rolls := range []bool{false, true} {
 		f := newCluster(t, 3)
-		l := f.open(f.takeover(), chain.Config{})
+		l := f.open(f.Takeover(), chain.Config{})
 		if rolls {
 			l.one()
 		}
 		f.meta.hooks(nil, func(string) error {
-			fresh := f.takeover()
-			rec, err := f.store.GetChain(t.Context(), l.ID())
+			fresh := f.Takeover()
+			rec, err := f.Store.GetChain(t.Context(), l.ID())
 			check(t, err)
-			_, err = f.store.Owned(fresh).StartRecovery(t.Context(), rec.LastLedger)
+			_, err = f.Store.Owned(fresh).StartRecovery(t.Context(), rec.LastLedger)
 			check(t, err)
 			return meta.ErrUnknownOutcome
 		})
@@ -336,7 +336,7 @@ func TestRollAppliedLate(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	f.meta.late = true
-	l := f.open(f.takeover(), chain.Config{RollEntries: 5})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 5})
 	for range 60 {
 		l.one()
 	}
@@ -349,8 +349,8 @@ func TestRollAppliedLate(t *testing.T) {
 func TestTooFewBookiesIsATypedErrorAndPasses(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.setWritable(0, false)
-	l := f.open(f.takeover(), chain.Config{})
+	f.SetWritable(0, false)
+	l := f.open(f.Takeover(), chain.Config{})
 	l.append(ledger.AckQuorum)
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
@@ -362,7 +362,7 @@ func TestTooFewBookiesIsATypedErrorAndPasses(t *testing.T) {
 	if few.Known != 3 || few.Writable != 2 {
 		t.Fatalf("%+v", few)
 	}
-	f.setWritable(0, true)
+	f.SetWritable(0, true)
 	next, ok := l.Resume()
 	if !ok || next != 0 {
 		t.Fatalf("resumed at %d, %v", next, ok)
@@ -379,10 +379,10 @@ func TestTooFewBookiesIsATypedErrorAndPasses(t *testing.T) {
 func TestASmallerEnsembleIsOpenedWhenBookiesLack(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{Replication: meta.Replication{Ensemble: 5, WriteQuorum: 3, AckQuorum: 2}})
+	l := f.open(f.Takeover(), chain.Config{Replication: meta.Replication{Ensemble: 5, WriteQuorum: 3, AckQuorum: 2}})
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
-	rec, err := f.store.GetLedger(t.Context(), l.Runs()[0].Ledger)
+	rec, err := f.Store.GetLedger(t.Context(), l.Runs()[0].Ledger)
 	check(t, err)
 	if rec.Ensemble != 3 || rec.WriteQuorum != 3 || rec.AckQuorum != 2 {
 		t.Fatalf("opened with %+v", rec.Replication)
@@ -393,19 +393,19 @@ func TestASmallerEnsembleIsOpenedWhenBookiesLack(t *testing.T) {
 func TestTwoOfThreeBookiesGone(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{})
+	l := f.open(f.Takeover(), chain.Config{})
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
-	f.fake.Crash(bookieclient.FakeUUID(0))
-	f.fake.Crash(bookieclient.FakeUUID(1))
+	f.Fake.Crash(bookieclient.FakeUUID(0))
+	f.Fake.Crash(bookieclient.FakeUUID(1))
 	l.append(ledger.AckQuorum)
 	l.append(ledger.AckQuorum)
-	check(t, f.fake.Idle(t.Context()))
+	check(t, f.Fake.Idle(t.Context()))
 	if got := l.ackedNumbers(); len(got) != 1 {
 		t.Fatalf("acknowledged %v", got)
 	}
-	f.fake.Restart(bookieclient.FakeUUID(0))
-	f.fake.Restart(bookieclient.FakeUUID(1))
+	f.Fake.Restart(bookieclient.FakeUUID(0))
+	f.Fake.Restart(bookieclient.FakeUUID(1))
 	l.wg.Wait()
 	if got := l.ackedNumbers(); !slices.Equal(got, upTo(3)) {
 		t.Fatalf("acknowledged %v, failed %v", got, l.failed)
@@ -420,10 +420,10 @@ func TestTwoOfThreeBookiesGone(t *testing.T) {
 func TestEarlyReceiptsSurviveARoll(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{})
+	l := f.open(f.Takeover(), chain.Config{})
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
-	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	for range 5 {
 		l.append(ledger.AckNone)
 	}
@@ -453,7 +453,7 @@ func TestEarlyReceiptsSurviveARoll(t *testing.T) {
 func TestAMixOfLevelsIsDone(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 7})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 7})
 	for i := range 200 {
 		l.append([]ledger.AckLevel{ledger.AckQuorum, ledger.AckNone, ledger.AckOne, ledger.AckAll}[i%4])
 		if i%10 == 9 {
@@ -469,7 +469,7 @@ func TestAMixOfLevelsIsDone(t *testing.T) {
 
 func TestAnIdleChainHasNoGoroutine(t *testing.T) {
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{})
+	l := f.open(f.Takeover(), chain.Config{})
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -486,10 +486,10 @@ func TestAnIdleChainHasNoGoroutine(t *testing.T) {
 func TestShutdownTellsEverybody(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{})
+	l := f.open(f.Takeover(), chain.Config{})
 	l.append(ledger.AckQuorum)
 	l.wg.Wait()
-	f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	for range 10 {
 		l.append(ledger.AckQuorum)
 	}
@@ -510,7 +510,7 @@ func TestShutdownTellsEverybody(t *testing.T) {
 func TestIDsAreDistinctAndAbove(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 0)
-	ids := chain.NewIDs(f.store, 4)
+	ids := chain.NewIDs(f.Store, 4)
 	seen := map[entry.LedgerID]bool{}
 	var last entry.LedgerID
 	for range 10 {
@@ -522,7 +522,7 @@ func TestIDsAreDistinctAndAbove(t *testing.T) {
 		seen[id], last = true, id
 	}
 	// A block that lies below is of no use.
-	other := chain.NewIDs(f.store, 4)
+	other := chain.NewIDs(f.Store, 4)
 	high, err := other.Next(t.Context(), 0)
 	check(t, err)
 	id, err := ids.Next(t.Context(), high+1)
@@ -536,7 +536,7 @@ func TestIDsAreDistinctAndAbove(t *testing.T) {
 func TestTrimAgainAfterALostReply(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), chain.Config{RollEntries: 3})
+	l := f.open(f.Takeover(), chain.Config{RollEntries: 3})
 	for range 20 {
 		l.one()
 	}
@@ -571,11 +571,11 @@ func TestTrimAgainAfterALostReply(t *testing.T) {
 func TestAStaleOwnersReadOfWhatIsDeleted(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	old := f.open(f.takeover(), chain.Config{RollEntries: 3})
+	old := f.open(f.Takeover(), chain.Config{RollEntries: 3})
 	for range 10 {
 		old.one()
 	}
-	fresh := f.open(f.takeover(), chain.Config{OpenNow: true})
+	fresh := f.open(f.Takeover(), chain.Config{OpenNow: true})
 	_, err := fresh.Trim(t.Context(), func(meta.Run) bool { return true })
 	check(t, err)
 	for range 3 {

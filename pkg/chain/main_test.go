@@ -4,17 +4,15 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/chain/chaintest"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -29,93 +27,28 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	bundle = meta.BundleID("public/default/3")
-	logID  = meta.ChainID("topic/00000000-0000-0000-0000-000000000001/0/data")
+	bundle = chaintest.Bundle
+	logID  = chaintest.LogID
 )
 
-var clusters atomic.Int64
+var (
+	check      = chaintest.Check
+	eventually = chaintest.Eventually
+)
 
-// cluster is a metadata store, bookies, and the present owner of one bundle.
+// cluster has a metadata store with a valve.
 type cluster struct {
-	t      testing.TB
-	store  *meta.Store
-	meta   *faultyMeta
-	fake   *bookieclient.Fake
-	ticker *ledger.Ticker
-	ids    *chain.IDs
-	owners int
-
-	mu         sync.Mutex
-	candidates []ledger.Candidate
+	*chaintest.Cluster
+	t    testing.TB
+	meta *faultyMeta
 }
 
 func newCluster(tb testing.TB, bookies int) *cluster {
 	tb.Helper()
-	f := &cluster{t: tb, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
-	tb.Cleanup(func() {
-		f.fake.Close()
-		f.ticker.Close()
-	})
-	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
-	_, err := f.store.EnsureCluster(tb.Context())
-	check(tb, err)
-	f.meta = &faultyMeta{Metadata: f.store}
-	f.ids = chain.NewIDs(f.store, 0)
-	for _, b := range bookieclient.FakeUUIDs(bookies) {
-		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
-	}
+	f := &cluster{Cluster: chaintest.New(tb, etcd.Client(), bookies), t: tb}
+	f.meta = &faultyMeta{Metadata: f.Store}
+	f.Meta = f.meta
 	return f
-}
-
-func check(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// takeover makes a new broker the owner of the bundle.
-func (f *cluster) takeover() meta.Guard {
-	f.t.Helper()
-	lease, err := etcd.Client().Grant(f.t.Context(), 600)
-	check(f.t, err)
-	now, err := f.store.GetOwner(f.t.Context(), bundle)
-	if err != nil && !errors.Is(err, meta.ErrNotFound) {
-		f.t.Fatal(err)
-	}
-	expect := meta.ExpectNone()
-	if now.Broker != "" {
-		expect = meta.ExpectOwner(now)
-	}
-	f.owners++
-	id := fmt.Sprintf("b%d", f.owners)
-	o, err := f.store.TakeBundle(f.t.Context(), bundle, meta.BrokerInfo{ID: id, URL: "penstock://" + id + ":7650"}, lease.ID, expect)
-	check(f.t, err)
-	return meta.Guard{Bundle: bundle, Epoch: o.Epoch}
-}
-
-func (f *cluster) setWritable(n int, on bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.candidates[n].Writable = on
-}
-
-func (f *cluster) env() chain.Env {
-	return chain.Env{
-		Ledger: ledger.Env{
-			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
-			Candidates: func() []ledger.Candidate {
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				return append([]ledger.Candidate(nil), f.candidates...)
-			},
-			Config: ledger.Config{
-				SuspectAfter: 50 * time.Millisecond, DelayedChange: 50 * time.Millisecond, RetryAfter: 10 * time.Millisecond,
-				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
-			},
-		},
-		Meta: f.meta, IDs: f.ids,
-	}
 }
 
 // faultyMeta is the metadata store with a valve.
@@ -264,7 +197,7 @@ func (f *cluster) tryOpen(guard meta.Guard, cfg chain.Config) (*log, error) {
 		}
 		l.mu.Unlock()
 	}
-	c, err := chain.Open(f.t.Context(), f.env(), guard, logID, cfg)
+	c, err := chain.Open(f.t.Context(), f.Env(), guard, logID, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -346,18 +279,6 @@ func (l *log) readAll() []uint64 {
 			out = append(out, number(e.Body))
 		}
 		at = next
-	}
-}
-
-// eventually waits for what nothing announces.
-func eventually(tb testing.TB, what string, cond func() bool) {
-	tb.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			tb.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 func TestRecordsSurviveATakeover(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	big := strings.Repeat("x", 3000)
 	put(t, l, rec("a", 1, "k", "1"), rec("a", 2, "k", big), rec("b", 1, "k", ""))
 	put(t, l, rec("a", 1, "k", "2"), rec("a", 1, "gone", "1"))
@@ -38,7 +38,7 @@ func TestRecordsSurviveATakeover(t *testing.T) {
 	if got := l.Owners(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Fatalf("owners %v", got)
 	}
-	fresh := f.open(f.takeover(), statelog.Config{})
+	fresh := f.open(f.Takeover(), statelog.Config{})
 	if got := state(t, fresh); !maps.Equal(got, want) {
 		t.Fatalf("state after a takeover %v", got)
 	}
@@ -51,7 +51,7 @@ func TestRecordsSurviveATakeover(t *testing.T) {
 	}
 	put(t, fresh, rec("a", 1, "k", "3"))
 	check(t, fresh.Close(t.Context()))
-	again := f.open(f.takeover(), statelog.Config{})
+	again := f.open(f.Takeover(), statelog.Config{})
 	want["a/1/k"] = "3"
 	if got := state(t, again); !maps.Equal(got, want) {
 		t.Fatalf("state after two takeovers %v", got)
@@ -62,9 +62,9 @@ func TestRecordsSurviveATakeover(t *testing.T) {
 func TestGroupCommit(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	put(t, l, rec("a", 1, "first", "1"))
-	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	var all []<-chan error
 	for i := range 100 {
 		all = append(all, start(t, l, rec("a", 1, strconv.Itoa(i), "1")))
@@ -74,7 +74,7 @@ func TestGroupCommit(t *testing.T) {
 		check(t, <-done)
 	}
 	last := 0
-	for _, id := range f.fake.Entries(bookieclient.FakeUUID(0), l.Chain().Runs()[0].Ledger) {
+	for _, id := range f.Fake.Entries(bookieclient.FakeUUID(0), l.Chain().Runs()[0].Ledger) {
 		last = int(id)
 	}
 	if last != 3 { // the first, two of one call each, and one of all the rest
@@ -88,10 +88,10 @@ func TestGroupCommit(t *testing.T) {
 func TestLargeListsAreSplitAndLimitsHold(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	value := strings.Repeat("v", statelog.MaxValue)
 	put(t, l, rec("a", 1, "0", value), rec("a", 1, "1", value), rec("a", 1, "2", "small"))
-	fresh := f.open(f.takeover(), statelog.Config{})
+	fresh := f.open(f.Takeover(), statelog.Config{})
 	got := state(t, fresh)
 	if len(got) != 3 || got["a/1/1"] != value || got["a/1/2"] != "small" {
 		t.Fatalf("%d records", len(got))
@@ -110,7 +110,7 @@ func TestLargeListsAreSplitAndLimitsHold(t *testing.T) {
 func TestBoundedUnderAMillionUpdates(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	const updates, keys, perCall = 1_000_000, 2000, 500
 	var mu sync.Mutex
 	var first error
@@ -154,7 +154,7 @@ func TestBoundedUnderAMillionUpdates(t *testing.T) {
 	if got := state(t, l); !maps.Equal(got, want) {
 		t.Fatalf("%d records live, %d expected, or older ones", len(got), len(want))
 	}
-	fresh := f.open(f.takeover(), statelog.Config{})
+	fresh := f.open(f.Takeover(), statelog.Config{})
 	if total, live := fresh.Size(); total > max(8<<20, 4*live) {
 		t.Fatalf("replayed %d bytes for %d live ones", total, live)
 	}
@@ -169,7 +169,7 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		f := newCluster(t, 3)
 		cfg := statelog.Config{FloorBytes: 6000}
-		l := f.open(f.takeover(), cfg)
+		l := f.open(f.Takeover(), cfg)
 		defer func() { l.Shutdown() }()
 		want := map[string]string{}
 		for range rapid.IntRange(2, 15).Draw(rt, "rounds") {
@@ -183,7 +183,7 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 				runs = l.Chain().Runs()
 				run := runs[rapid.IntRange(0, len(runs)-1).Draw(rt, "run")]
 				f.unreadable(run.Ledger, entry.EntryID(rapid.Uint64Range(0, uint64(run.End-run.First-1)).Draw(rt, "entry")))
-				opened, err := statelog.Open(t.Context(), statelog.Env{Chain: f.env()}, f.takeover(), bundle, cfg)
+				opened, err := statelog.Open(t.Context(), statelog.Env{Chain: f.Env()}, f.Takeover(), bundle, cfg)
 				if err == nil {
 					for owner, records := range byOwner(want) {
 						got, err := opened.Load(t.Context(), owner)
@@ -204,7 +204,7 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 					if err == nil {
 						opened.Shutdown()
 					}
-					l = f.open(f.takeover(), cfg)
+					l = f.open(f.Takeover(), cfg)
 				}
 				for owner, records := range byOwner(want) {
 					got, err := l.Load(t.Context(), owner)
@@ -215,7 +215,7 @@ func TestCrashAtRandomReplaysTheSame(t *testing.T) {
 				}
 			case 0: // crash: the old owner is left as it is
 				old := l
-				l = f.open(f.takeover(), cfg)
+				l = f.open(f.Takeover(), cfg)
 				old.Shutdown()
 				if got := state(t, l); !maps.Equal(got, want) {
 					rt.Fatalf("state %v, want %v", got, want)
@@ -267,29 +267,29 @@ func TestARewriteNeverOverridesAnUpdate(t *testing.T) {
 	for _, updateFirst := range []bool{true, false} {
 		for _, deleteIt := range []bool{true, false} {
 			f := newCluster(t, 3)
-			l := f.open(f.takeover(), statelog.Config{})
+			l := f.open(f.Takeover(), statelog.Config{})
 			put(t, l, rec("a", 1, "k", old), rec("a", 1, "other", old))
 			update, want := rec("a", 1, "k", fresh), map[string]string{"a/1/other": old, "a/1/k": fresh}
 			if deleteIt {
 				update, want = del("a", 1, "k"), map[string]string{"a/1/other": old}
 			}
 			// Values are read from a bookie, which is when the update comes in; or it is under way already.
-			releaseReads := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpRead)
-			releaseAdds := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+			releaseReads := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpRead)
+			releaseAdds := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 			var done <-chan error
 			held := 0
 			if updateFirst {
 				done, held = start(t, l, update), 3
-				_, err := f.fake.AwaitHeld(t.Context(), held)
+				_, err := f.Fake.AwaitHeld(t.Context(), held)
 				check(t, err)
 			}
 			rewritten := make(chan error, 1)
 			go func() { rewritten <- l.RewriteOldest() }()
-			_, err := f.fake.AwaitHeld(t.Context(), held+1)
+			_, err := f.Fake.AwaitHeld(t.Context(), held+1)
 			check(t, err)
 			if !updateFirst {
 				done = start(t, l, update)
-				_, err := f.fake.AwaitHeld(t.Context(), 4)
+				_, err := f.Fake.AwaitHeld(t.Context(), 4)
 				check(t, err)
 			}
 			releaseReads()
@@ -301,7 +301,7 @@ func TestARewriteNeverOverridesAnUpdate(t *testing.T) {
 				t.Fatalf("update first %v, delete %v: live %v", updateFirst, deleteIt, got)
 			}
 			l.Shutdown()
-			again := f.open(f.takeover(), statelog.Config{})
+			again := f.open(f.Takeover(), statelog.Config{})
 			if got := state(t, again); !maps.Equal(got, want) {
 				t.Fatalf("update first %v, delete %v: replayed %v", updateFirst, deleteIt, got)
 			}
@@ -313,18 +313,18 @@ func TestARewriteNeverOverridesAnUpdate(t *testing.T) {
 func TestACallIsAtomic(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	put(t, l, rec("a", 1, "x", "0"), rec("a", 1, "y", "0"))
-	f.fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
+	f.Fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
 		if c.From == "owner-1" && c.Op == bookieclient.OpAdd && c.Stage == bookieclient.AtReply {
 			return bookieclient.Hold
 		}
 		return bookieclient.Deliver
 	})
 	pending := start(t, l, rec("a", 1, "x", "1"), rec("a", 1, "y", "1"))
-	_, err := f.fake.AwaitHeld(t.Context(), 3)
+	_, err := f.Fake.AwaitHeld(t.Context(), 3)
 	check(t, err)
-	fresh := f.open(f.takeover(), statelog.Config{})
+	fresh := f.open(f.Takeover(), statelog.Config{})
 	got := state(t, fresh)
 	if got["a/1/x"] != got["a/1/y"] {
 		t.Fatalf("half a call: %v", got)
@@ -339,13 +339,13 @@ func TestACallIsAtomic(t *testing.T) {
 func TestNoLedgerCanBeOpenedForAWhile(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.setWritable(0, false)
-	l := f.open(f.takeover(), statelog.Config{})
+	f.SetWritable(0, false)
+	l := f.open(f.Takeover(), statelog.Config{})
 	var failed *ledger.AppendError
 	if err := <-start(t, l, rec("a", 1, "k", "1")); !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
 		t.Fatalf("told %v", err)
 	}
-	f.setWritable(0, true)
+	f.SetWritable(0, true)
 	eventually(t, "an append", func() bool { return <-start(t, l, rec("a", 1, "k", "2")) == nil })
 	if got := state(t, l); got["a/1/k"] != "2" {
 		t.Fatalf("state %v", got)
@@ -355,9 +355,9 @@ func TestNoLedgerCanBeOpenedForAWhile(t *testing.T) {
 func TestShutdownTellsEverybody(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	put(t, l, rec("a", 1, "k", "1"))
-	f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	var all []<-chan error
 	for i := range 20 {
 		all = append(all, start(t, l, rec("a", 1, strconv.Itoa(i), "1")))
@@ -382,19 +382,19 @@ func TestShutdownTellsEverybody(t *testing.T) {
 func TestASplitCallThatFailsLeavesNoEnd(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.setWritable(0, false)
-	f.hold = make(chan struct{})
-	l := f.open(f.takeover(), statelog.Config{})
+	f.SetWritable(0, false)
+	f.Hold = make(chan struct{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	value := strings.Repeat("v", statelog.MaxValue)
 	split := start(t, l, rec("a", 1, "0", value), rec("a", 1, "1", value), rec("a", 1, "2", value[:100<<10]))
 	other := start(t, l, rec("b", 1, "k", "v"))
-	f.placed = func() { f.setWritable(0, true) } // after the first attempt
-	close(f.hold)
+	f.Placed = func() { f.SetWritable(0, true) } // after the first attempt
+	close(f.Hold)
 	var failed *ledger.AppendError
 	if err := <-split; !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
 		t.Errorf("told %v", err)
 	}
-	<-other
+	_ = <-other
 	put(t, l, rec("c", 1, "k", "v"))
 	for key := range state(t, l) {
 		if strings.HasPrefix(key, "a/") {
@@ -409,9 +409,9 @@ func TestLostRepliesToDeletionsAreNotCounted(t *testing.T) {
 	f := newCluster(t, 3)
 	f.lostReplies.Store(5)
 	clock := atomic.Int64{}
-	env := statelog.Env{Chain: f.env(), Now: func() time.Time { return time.UnixMilli(clock.Add(1000)) }}
+	env := statelog.Env{Chain: f.Env(), Now: func() time.Time { return time.UnixMilli(clock.Add(1000)) }}
 	const floor = 512 << 10
-	l, err := statelog.Open(t.Context(), env, f.takeover(), bundle, statelog.Config{FloorBytes: floor})
+	l, err := statelog.Open(t.Context(), env, f.Takeover(), bundle, statelog.Config{FloorBytes: floor})
 	check(t, err)
 	t.Cleanup(l.Shutdown)
 	value := strings.Repeat("v", 2000)
@@ -436,7 +436,7 @@ func TestLostRepliesToDeletionsAreNotCounted(t *testing.T) {
 func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	large := strings.Repeat("v", 300)
 	put(t, l, rec("a", 1, "k", "old"), rec("b", 1, "k", "old"), rec("c", 1, "k", "old"))
 	put(t, l, rec("a", 1, "k", large), rec("a", 1, "gone", "x"), rec("b", 1, "k", "new")) // entry 1
@@ -444,7 +444,7 @@ func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {
 	put(t, l, del("a", 1, "gone"), rec("e", 1, "k", "new"))
 	ledger1 := l.Chain().Runs()[0].Ledger
 	f.unreadable(ledger1, 1)
-	l = f.open(f.takeover(), statelog.Config{})
+	l = f.open(f.Takeover(), statelog.Config{})
 	refused := func(owner string) {
 		t.Helper()
 		var missing *statelog.UnreadableError
@@ -478,7 +478,7 @@ func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {
 	refused("a")
 	// The next owner finds the same.
 	l.Shutdown()
-	l = f.open(f.takeover(), statelog.Config{})
+	l = f.open(f.Takeover(), statelog.Config{})
 	refused("a")
 	loads("b")
 	loads("c", rec("c", 1, "k", "newer"))
@@ -495,7 +495,7 @@ func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {
 func TestUnreadableEntriesThatNothingTellsOfKeepTheLogShut(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	for i := range 4 {
 		put(t, l, rec("a", 1, strconv.Itoa(i), "v"))
 	}
@@ -503,12 +503,12 @@ func TestUnreadableEntriesThatNothingTellsOfKeepTheLogShut(t *testing.T) {
 	check(t, l.Close(t.Context()))
 	for _, missing := range [][]entry.EntryID{{3}, {1, 2}} {
 		f.unreadable(ledger1, missing...)
-		if _, err := statelog.Open(t.Context(), statelog.Env{Chain: f.env()}, f.takeover(), bundle, statelog.Config{}); err == nil {
+		if _, err := statelog.Open(t.Context(), statelog.Env{Chain: f.Env()}, f.Takeover(), bundle, statelog.Config{}); err == nil {
 			t.Fatalf("opened without entries %v", missing)
 		}
 		f.readable()
 	}
-	l = f.open(f.takeover(), statelog.Config{})
+	l = f.open(f.Takeover(), statelog.Config{})
 	if got := state(t, l); len(got) != 4 {
 		t.Fatalf("%v", got)
 	}
@@ -518,18 +518,18 @@ func TestUnreadableEntriesThatNothingTellsOfKeepTheLogShut(t *testing.T) {
 func TestWhatIsNamedIsWhatIsStoredBefore(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	put(t, l, rec("a", 1, "k", "v"))
 	check(t, l.Close(t.Context()))
-	f.setWritable(0, false)
-	l = f.open(f.takeover(), statelog.Config{})
+	f.SetWritable(0, false)
+	l = f.open(f.Takeover(), statelog.Config{})
 	if err := <-start(t, l, rec("b", 1, "k", "v")); err == nil {
 		t.Fatal("stored without bookies")
 	}
-	f.setWritable(0, true)
+	f.SetWritable(0, true)
 	put(t, l, rec("c", 1, "k", "v"))
 	f.unreadable(l.Chain().Runs()[0].Ledger, 0)
-	l = f.open(f.takeover(), statelog.Config{})
+	l = f.open(f.Takeover(), statelog.Config{})
 	var missing *statelog.UnreadableError
 	if _, err := l.Load(t.Context(), "a"); !errors.As(err, &missing) {
 		t.Fatal(err)
@@ -544,11 +544,11 @@ func TestWhatIsNamedIsWhatIsStoredBefore(t *testing.T) {
 func TestReplayBesideAppends(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	l := f.open(f.takeover(), statelog.Config{})
+	l := f.open(f.Takeover(), statelog.Config{})
 	put(t, l, rec("a", 1, "k", "v"))
 	put(t, l, rec("b", 1, "k", "v"))
 	f.unreadable(l.Chain().Runs()[0].Ledger, 0)
-	l = f.open(f.takeover(), statelog.Config{})
+	l = f.open(f.Takeover(), statelog.Config{})
 	f.readable()
 	var wg sync.WaitGroup
 	want := map[string]string{"a/1/k": "v", "b/1/k": "v"}
@@ -572,7 +572,7 @@ func TestReplayBesideAppends(t *testing.T) {
 	if got := state(t, l); !maps.Equal(got, want) {
 		t.Fatalf("live %v, want %v", got, want)
 	}
-	l = f.open(f.takeover(), statelog.Config{})
+	l = f.open(f.Takeover(), statelog.Config{})
 	if got := state(t, l); !maps.Equal(got, want) {
 		t.Fatalf("replayed %v, want %v", got, want)
 	}

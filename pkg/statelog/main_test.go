@@ -2,21 +2,18 @@ package statelog_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/chain/chaintest"
 	"github.com/penstock-mq/penstock/pkg/entry"
-	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 	"github.com/penstock-mq/penstock/pkg/statelog"
@@ -29,102 +26,28 @@ func TestMain(m *testing.M) {
 	os.Exit(embedetcd.RunTests(&etcd, m.Run, func() error { return goleak.Find() }))
 }
 
-const (
-	bundle = meta.BundleID("public/default/3")
+const bundle = chaintest.Bundle
+
+var (
+	check      = chaintest.Check
+	eventually = chaintest.Eventually
 )
 
-var clusters atomic.Int64
-
-// cluster is a metadata store, bookies, and the present owner of one bundle.
+// cluster has a metadata store that loses replies.
 type cluster struct {
-	t      testing.TB
-	store  *meta.Store
-	fake   *bookieclient.Fake
-	ticker *ledger.Ticker
-	ids    *chain.IDs
-	owners int
-	hold   chan struct{} // if set, ledgers are placed once it is closed
-	placed func()        // if set, called after each look for bookies
+	*chaintest.Cluster
+	t       testing.TB
+	bookies int
 	// lostReplies is how many more deletions of ledgers have an unknown outcome.
 	lostReplies atomic.Int64
 	undo        []func()
-
-	mu         sync.Mutex
-	candidates []ledger.Candidate
 }
 
 func newCluster(tb testing.TB, bookies int) *cluster {
 	tb.Helper()
-	f := &cluster{t: tb, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
-	tb.Cleanup(func() {
-		f.fake.Close()
-		f.ticker.Close()
-	})
-	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
-	_, err := f.store.EnsureCluster(tb.Context())
-	check(tb, err)
-	f.ids = chain.NewIDs(f.store, 0)
-	for _, b := range bookieclient.FakeUUIDs(bookies) {
-		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
-	}
+	f := &cluster{Cluster: chaintest.New(tb, etcd.Client(), bookies), t: tb, bookies: bookies}
+	f.Meta = deletions{f.Store, &f.lostReplies}
 	return f
-}
-
-func check(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// takeover makes a new broker the owner of the bundle.
-func (f *cluster) takeover() meta.Guard {
-	f.t.Helper()
-	lease, err := etcd.Client().Grant(f.t.Context(), 600)
-	check(f.t, err)
-	now, err := f.store.GetOwner(f.t.Context(), bundle)
-	if err != nil && !errors.Is(err, meta.ErrNotFound) {
-		f.t.Fatal(err)
-	}
-	expect := meta.ExpectNone()
-	if now.Broker != "" {
-		expect = meta.ExpectOwner(now)
-	}
-	f.owners++
-	id := fmt.Sprintf("b%d", f.owners)
-	o, err := f.store.TakeBundle(f.t.Context(), bundle, meta.BrokerInfo{ID: id, URL: "penstock://" + id + ":7650"}, lease.ID, expect)
-	check(f.t, err)
-	return meta.Guard{Bundle: bundle, Epoch: o.Epoch}
-}
-
-func (f *cluster) setWritable(n int, on bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.candidates[n].Writable = on
-}
-
-func (f *cluster) env() chain.Env {
-	return chain.Env{
-		Ledger: ledger.Env{
-			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
-			Candidates: func() []ledger.Candidate {
-				if f.hold != nil {
-					<-f.hold
-				}
-				if f.placed != nil {
-					defer f.placed()
-				}
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				return append([]ledger.Candidate(nil), f.candidates...)
-			},
-			Config: ledger.Config{
-				SuspectAfter: 50 * time.Millisecond, DelayedChange: 50 * time.Millisecond, RetryAfter: 10 * time.Millisecond,
-				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
-			},
-		},
-		Meta: deletions{f.store, &f.lostReplies}, IDs: f.ids,
-	}
 }
 
 // deletions loses replies.
@@ -143,10 +66,10 @@ func (d deletions) DeleteLedger(ctx context.Context, g meta.Guard, c meta.Chain,
 
 // unreadable has every bookie fail to read some entries of a ledger, until readable.
 func (f *cluster) unreadable(l entry.LedgerID, entries ...entry.EntryID) {
-	for _, b := range bookieclient.FakeUUIDs(len(f.candidates)) {
+	for _, b := range bookieclient.FakeUUIDs(f.bookies) {
 		for _, e := range entries {
-			f.fake.Corrupt(b, l, e)
-			f.undo = append(f.undo, func() { f.fake.Mend(b, l, e) })
+			f.Fake.Corrupt(b, l, e)
+			f.undo = append(f.undo, func() { f.Fake.Mend(b, l, e) })
 		}
 	}
 }
@@ -158,21 +81,9 @@ func (f *cluster) readable() {
 	f.undo = nil
 }
 
-// eventually waits for what nothing announces.
-func eventually(tb testing.TB, what string, cond func() bool) {
-	tb.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			tb.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 func (f *cluster) open(guard meta.Guard, cfg statelog.Config) *statelog.Log {
 	f.t.Helper()
-	l, err := statelog.Open(f.t.Context(), statelog.Env{Chain: f.env()}, guard, bundle, cfg)
+	l, err := statelog.Open(f.t.Context(), statelog.Env{Chain: f.Env()}, guard, bundle, cfg)
 	check(f.t, err)
 	f.t.Cleanup(l.Shutdown)
 	return l

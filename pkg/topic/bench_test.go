@@ -76,9 +76,9 @@ func BenchmarkAppend(b *testing.B) {
 			f := newCluster(b, 3)
 			bookies := newInstant()
 			defer bookies.close()
-			env := topic.Env{Chain: f.env(), Cache: topic.NewCache(16 << 20), Budget: budget.New(8 << 20)}
+			env := topic.Env{Chain: f.Env(), Cache: topic.NewCache(16 << 20), Budget: budget.New(8 << 20)}
 			env.Chain.Ledger.Bookies = bookies
-			tp, err := topic.Open(b.Context(), env, f.takeover(), logID, topic.Config{OpenNow: true})
+			tp, err := topic.Open(b.Context(), env, f.Takeover(), logID, topic.Config{OpenNow: true})
 			check(b, err)
 			defer tp.Shutdown()
 			p := producer(b, tp, "p", dedup)
@@ -113,7 +113,7 @@ func BenchmarkAppend(b *testing.B) {
 // BenchmarkTailRead is reading one cached entry of 1 KiB, in reads of 64 KiB.
 func BenchmarkTailRead(b *testing.B) {
 	f := newCluster(b, 3)
-	tp := f.open(f.takeover(), topic.NewCache(64<<20), topic.Config{OpenNow: true})
+	tp := f.open(f.Takeover(), topic.NewCache(64<<20), topic.Config{OpenNow: true})
 	p := producer(b, tp, "p", false)
 	bt := batch(b, "p", 0, 1)
 	big := make([]byte, 1024)
@@ -148,8 +148,8 @@ func TestIdleTopicsAreSmall(t *testing.T) {
 	f := newCluster(t, 3)
 	bookies := newInstant()
 	defer bookies.close()
-	guard := f.takeover()
-	env := topic.Env{Chain: f.env(), Cache: topic.NewCache(1), Budget: budget.New(8 << 20)}
+	guard := f.Takeover()
+	env := topic.Env{Chain: f.Env(), Cache: topic.NewCache(1), Budget: budget.New(8 << 20)}
 	env.Chain.Ledger.Bookies = bookies
 	heap := func() uint64 {
 		runtime.GC()

@@ -16,7 +16,7 @@ import (
 func TestDuplicates(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: newMemStore()})
+	tp := f.open(f.Takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
 	if p.LastSequence() != -1 || p.Epoch() == 0 {
 		t.Fatalf("a new producer has last sequence %d, epoch %d", p.LastSequence(), p.Epoch())
@@ -28,7 +28,7 @@ func TestDuplicates(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	// A duplicate of what is under way is done with the first.
-	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	first, again := send(t, p, batch(t, "p", 3, 2)), send(t, p, batch(t, "p", 3, 2))
 	select {
 	case <-again.done:
@@ -59,7 +59,7 @@ func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	store := newMemStore()
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	old := producer(t, tp, "p", true)
 	check(t, send(t, old, batch(t, "p", 0, 1)).wait(t).err)
 	fresh, err := tp.OpenProducer(t.Context(), "p", 0, true)
@@ -76,7 +76,7 @@ func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
 	}
 	// The next owner knows the epoch from the log.
 	tp.Shutdown()
-	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp = f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	if _, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true); !errors.Is(err, topic.ErrProducerFenced) {
 		t.Fatalf("the old incarnation comes back elsewhere: %v", err)
 	}
@@ -94,7 +94,7 @@ func TestAProducerThatMissedAnAnswerComesBack(t *testing.T) {
 	for _, dedup := range []bool{true, false} {
 		f := newCluster(t, 3)
 		store := newMemStore()
-		tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+		tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 		first := producer(t, tp, "p", dedup)
 		check(t, send(t, first, batch(t, "p", 0, 1)).wait(t).err)
 		missed, err := tp.OpenProducer(t.Context(), "p", first.Epoch(), dedup)
@@ -112,7 +112,7 @@ func TestAProducerThatMissedAnAnswerComesBack(t *testing.T) {
 			check(t, tp.Snapshot(t.Context()))
 		}
 		tp.Shutdown()
-		tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+		tp = f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 		elsewhere, err := tp.OpenProducer(t.Context(), "p", first.Epoch(), dedup)
 		check(t, err)
 		check(t, send(t, elsewhere, batch(t, "p", 2, 1)).wait(t).err)
@@ -135,7 +135,7 @@ func TestRetryAcrossATakeoverIsStoredOnce(t *testing.T) {
 	for _, snapshot := range []bool{false, true} {
 		f := newCluster(t, 3)
 		store := newMemStore()
-		tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: store, RollEntries: 6})
+		tp := f.open(f.Takeover(), topic.NewCache(1<<20), topic.Config{Snapshots: store, RollEntries: 6})
 		p := producer(t, tp, "p", true)
 		for i := range 20 {
 			check(t, send(t, p, batch(t, "p", uint64(2*i), 2)).wait(t).err)
@@ -147,7 +147,7 @@ func TestRetryAcrossATakeoverIsStoredOnce(t *testing.T) {
 		check(t, tp.Chain().RollAndWait(t.Context(), runs[len(runs)-1].Ledger)) // no roll is under way then
 		// Of the next two one reaches the bookies, the other does not; neither is answered.
 		hold := func(at bookieclient.Stage) {
-			f.fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
+			f.Fake.Rule(func(c bookieclient.Call) bookieclient.Fate {
 				if c.From == "owner-1" && c.Op == bookieclient.OpAdd && c.Stage == at {
 					return bookieclient.Hold
 				}
@@ -156,11 +156,11 @@ func TestRetryAcrossATakeoverIsStoredOnce(t *testing.T) {
 		}
 		hold(bookieclient.AtReply)
 		unsure := send(t, p, batch(t, "p", 40, 2))
-		_, err := f.fake.AwaitHeld(t.Context(), 3)
+		_, err := f.Fake.AwaitHeld(t.Context(), 3)
 		check(t, err)
 		hold(bookieclient.AtRequest)
 		lost := send(t, p, batch(t, "p", 42, 2))
-		_, err = f.fake.AwaitHeld(t.Context(), 6)
+		_, err = f.Fake.AwaitHeld(t.Context(), 6)
 		check(t, err)
 
 		fresh := f.openFresh(store)
@@ -191,8 +191,8 @@ func TestRetryAcrossATakeoverIsStoredOnce(t *testing.T) {
 func TestTheRetryOfAFailedPersistIsStored(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.setWritable(0, false)
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	f.SetWritable(0, false)
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
 	for range 3 {
 		if s, err := trySend(t, p, batch(t, "p", 5, 1)); err == nil && s.wait(t).err == nil {
@@ -200,7 +200,7 @@ func TestTheRetryOfAFailedPersistIsStored(t *testing.T) {
 		}
 		eventually(t, "the topic to take up again", func() bool { return tp.Err() == nil })
 	}
-	f.setWritable(0, true)
+	f.SetWritable(0, true)
 	if s := send(t, p, batch(t, "p", 5, 1)).wait(t); s.err != nil || s.Duplicate || s.Offset != 0 {
 		t.Fatalf("%+v", s)
 	}
@@ -214,7 +214,7 @@ func TestTrimKeepsWhatDeduplicationNeeds(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	store := newMemStore()
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store, RollEntries: 3})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: store, RollEntries: 3})
 	for i := range 9 {
 		p := producer(t, tp, fmt.Sprint("p", i), true)
 		for s := range 3 {
@@ -241,7 +241,7 @@ func TestTrimKeepsWhatDeduplicationNeeds(t *testing.T) {
 		t.Fatal("a snapshot for nothing")
 	}
 	tp.Shutdown()
-	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp = f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	for i := range 9 {
 		p := producer(t, tp, fmt.Sprint("p", i), true)
 		if p.LastSequence() != 2 {
@@ -259,7 +259,7 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 	store := newMemStore()
 	clock := time.UnixMilli(1 << 40)
 	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{IdleAfter: time.Hour, MaxProducers: 3}}
-	tp, err := topic.Open(t.Context(), topic.Env{Chain: f.env(), Now: func() time.Time { return clock }}, f.takeover(), logID, cfg)
+	tp, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Now: func() time.Time { return clock }}, f.Takeover(), logID, cfg)
 	check(t, err)
 	t.Cleanup(tp.Shutdown)
 	for i := range 6 {
@@ -296,7 +296,7 @@ func TestSnapshotsAreDueAndSpareTheNextOwner(t *testing.T) {
 	f := newCluster(t, 3)
 	store := newMemStore()
 	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{SnapshotEntries: 10}}
-	tp := f.open(f.takeover(), nil, cfg)
+	tp := f.open(f.Takeover(), nil, cfg)
 	p := producer(t, tp, "p", true)
 	for i := range 10 {
 		if tp.SnapshotDue() {
@@ -316,12 +316,12 @@ func TestSnapshotsAreDueAndSpareTheNextOwner(t *testing.T) {
 	if store.saves != 2 {
 		t.Fatalf("%d snapshots, one of them at the end", store.saves)
 	}
-	before := len(f.fake.Calls())
-	tp = f.open(f.takeover(), nil, cfg)
+	before := len(f.Fake.Calls())
+	tp = f.open(f.Takeover(), nil, cfg)
 	if q := producer(t, tp, "p", true); q.LastSequence() != 10 {
 		t.Fatalf("last sequence %d", q.LastSequence())
 	}
-	for _, c := range f.fake.Calls()[before:] {
+	for _, c := range f.Fake.Calls()[before:] {
 		if c.Op == bookieclient.OpRead {
 			t.Fatal("entries were read although the snapshot covers all")
 		}
@@ -332,12 +332,12 @@ func TestADamagedSnapshotIsRefusedForDeduplicationAlone(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	store := newMemStore()
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	p := producer(t, tp, "p", false)
 	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
 	tp.Shutdown()
 	store.records["\x01p"] = []byte{99, 1, 2}
-	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp = f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	var damaged *topic.SnapshotError
 	if _, err := tp.OpenProducer(t.Context(), "p", 0, true); !errors.As(err, &damaged) {
 		t.Fatal(err)
@@ -351,22 +351,22 @@ func TestADamagedSnapshotIsRefusedForDeduplicationAlone(t *testing.T) {
 func TestADuplicateThatFailsHoldsItsSuccessorsBack(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.setWritable(0, false)
-	f.hold = make(chan struct{})
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	f.SetWritable(0, false)
+	f.Hold = make(chan struct{})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
 	first := send(t, p, batch(t, "p", 5, 1)) // waits for a ledger
 	q, err := tp.OpenProducer(t.Context(), "p", p.Epoch(), true)
 	check(t, err)
 	again := send(t, q, batch(t, "p", 5, 1))
-	close(f.hold)
+	close(f.Hold)
 	for _, s := range []*sent{first, again} {
 		if s.wait(t).err == nil {
 			t.Fatal("stored without bookies")
 		}
 	}
 	eventually(t, "the topic to take up again", func() bool { return tp.Err() == nil })
-	f.setWritable(0, true)
+	f.SetWritable(0, true)
 	if _, err := trySend(t, q, batch(t, "p", 6, 1)); !errors.Is(err, topic.ErrSequenceGap) {
 		t.Fatalf("the batch after the one that failed: %v", err)
 	}
@@ -384,7 +384,7 @@ func TestADuplicateThatFailsHoldsItsSuccessorsBack(t *testing.T) {
 func TestAGapEndsWithTheBatchThatIsMissing(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
 	for seq := range uint64(3) {
 		check(t, send(t, p, batch(t, "p", seq, 1)).wait(t).err)
@@ -393,7 +393,7 @@ func TestAGapEndsWithTheBatchThatIsMissing(t *testing.T) {
 	cancel()
 	b := batch(t, "p", 3, 1)
 	b.Done = func(topic.Receipt, error) { t.Error("done was called") }
-	f.budget.Acquire(t.Context(), 1<<20) // nothing is left of it
+	check(t, f.budget.Acquire(t.Context(), 1<<20)) // nothing is left of it
 	if err := p.Append(gone, b); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
@@ -416,7 +416,7 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	store := newMemStore()
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	p := producer(t, tp, "p", true)
 	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
 	away := errors.New("away")
@@ -436,7 +436,7 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 	case err := <-results:
 		t.Errorf("a snapshot overtook another: %v", err)
 		leave <- away
-		<-results
+		_ = <-results
 	case <-time.After(20 * time.Millisecond):
 		leave <- away
 		if a, b := <-results, <-results; !errors.Is(a, away) || b != nil {
@@ -444,7 +444,7 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 		}
 	}
 	tp.Shutdown()
-	tp = f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	tp = f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 	if q := producer(t, tp, "p", true); q.LastSequence() != 0 {
 		t.Fatalf("last sequence %d", q.LastSequence())
 	}
@@ -454,7 +454,7 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 func TestProducersThatSendNothingAreForgotten(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
 	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
 	p.Close()
@@ -495,7 +495,7 @@ func TestADuplicateAtAckAllWaitsForEveryCopy(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 
-	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd, bookieclient.FakeUUID(2))
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd, bookieclient.FakeUUID(2))
 	first := send(t, p, all(2, ledger.AckAll))
 	eventually(t, "the batch to be confirmed", func() bool { return tp.Next() == 3 })
 	q, err := tp.OpenProducer(t.Context(), "p", p.Epoch(), true) // it comes back by another stream

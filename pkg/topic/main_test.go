@@ -2,22 +2,18 @@ package topic_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/budget"
-	"github.com/penstock-mq/penstock/pkg/chain"
+	"github.com/penstock-mq/penstock/pkg/chain/chaintest"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
-	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 	"github.com/penstock-mq/penstock/pkg/topic"
@@ -31,109 +27,25 @@ func TestMain(m *testing.M) {
 }
 
 const (
-	bundle = meta.BundleID("public/default/3")
-	logID  = meta.ChainID("topic/00000000-0000-0000-0000-000000000001/0/data")
+	bundle = chaintest.Bundle
+	logID  = chaintest.LogID
 )
 
-var clusters atomic.Int64
+var (
+	check      = chaintest.Check
+	eventually = chaintest.Eventually
+)
 
-// cluster is a metadata store, bookies, and the present owner of one bundle.
+// cluster has the budget of the topics of a process.
 type cluster struct {
+	*chaintest.Cluster
 	t      testing.TB
-	store  *meta.Store
-	fake   *bookieclient.Fake
-	ticker *ledger.Ticker
-	ids    *chain.IDs
-	owners int
 	budget *budget.Budget
-	hold   chan struct{} // if set, ledgers are placed once it is closed
-
-	mu         sync.Mutex
-	candidates []ledger.Candidate
 }
 
 func newCluster(tb testing.TB, bookies int) *cluster {
 	tb.Helper()
-	f := &cluster{t: tb, fake: bookieclient.NewFake(bookieclient.FakeUUIDs(bookies)), ticker: ledger.NewTicker(5 * time.Millisecond)}
-	tb.Cleanup(func() {
-		f.fake.Close()
-		f.ticker.Close()
-	})
-	f.store = meta.New(etcd.Client(), fmt.Sprintf("test-%d", clusters.Add(1)), nil)
-	_, err := f.store.EnsureCluster(tb.Context())
-	check(tb, err)
-	f.budget = budget.New(1 << 20)
-	f.ids = chain.NewIDs(f.store, 0)
-	for _, b := range bookieclient.FakeUUIDs(bookies) {
-		f.candidates = append(f.candidates, ledger.Candidate{UUID: b, Host: b.String(), FreeBytes: 1 << 40, Writable: true})
-	}
-	return f
-}
-
-func check(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
-
-// takeover makes a new broker the owner of the bundle.
-func (f *cluster) takeover() meta.Guard {
-	f.t.Helper()
-	lease, err := etcd.Client().Grant(f.t.Context(), 600)
-	check(f.t, err)
-	now, err := f.store.GetOwner(f.t.Context(), bundle)
-	if err != nil && !errors.Is(err, meta.ErrNotFound) {
-		f.t.Fatal(err)
-	}
-	expect := meta.ExpectNone()
-	if now.Broker != "" {
-		expect = meta.ExpectOwner(now)
-	}
-	f.owners++
-	id := fmt.Sprintf("b%d", f.owners)
-	o, err := f.store.TakeBundle(f.t.Context(), bundle, meta.BrokerInfo{ID: id, URL: "penstock://" + id + ":7650"}, lease.ID, expect)
-	check(f.t, err)
-	return meta.Guard{Bundle: bundle, Epoch: o.Epoch}
-}
-
-func (f *cluster) setWritable(n int, on bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.candidates[n].Writable = on
-}
-
-func (f *cluster) env() chain.Env {
-	return chain.Env{
-		Ledger: ledger.Env{
-			Bookies: f.fake.From(fmt.Sprintf("owner-%d", f.owners)), Ticker: f.ticker,
-			Candidates: func() []ledger.Candidate {
-				if f.hold != nil {
-					<-f.hold
-				}
-				f.mu.Lock()
-				defer f.mu.Unlock()
-				return append([]ledger.Candidate(nil), f.candidates...)
-			},
-			Config: ledger.Config{
-				SuspectAfter: 50 * time.Millisecond, DelayedChange: 50 * time.Millisecond, RetryAfter: 10 * time.Millisecond,
-				StallTimeout: 100 * time.Millisecond, DrainTimeout: 20 * time.Millisecond, NegativeWait: time.Millisecond, Seed: 1,
-			},
-		},
-		Meta: f.store, IDs: f.ids,
-	}
-}
-
-// eventually waits for what nothing announces.
-func eventually(tb testing.TB, what string, cond func() bool) {
-	tb.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !cond() {
-		if time.Now().After(deadline) {
-			tb.Fatalf("waited in vain for %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	return &cluster{Cluster: chaintest.New(tb, etcd.Client(), bookies), t: tb, budget: budget.New(1 << 20)}
 }
 
 // memStore is a snapshot store in memory.
@@ -193,7 +105,7 @@ func (s *memStore) set(fail error, cut int) {
 // open opens the topic for the present owner.
 func (f *cluster) open(guard meta.Guard, cache *topic.Cache, cfg topic.Config) *topic.Topic {
 	f.t.Helper()
-	tp, err := topic.Open(f.t.Context(), topic.Env{Chain: f.env(), Cache: cache, Budget: f.budget}, guard, logID, cfg)
+	tp, err := topic.Open(f.t.Context(), topic.Env{Chain: f.Env(), Cache: cache, Budget: f.budget}, guard, logID, cfg)
 	check(f.t, err)
 	f.t.Cleanup(tp.Shutdown)
 	return tp
@@ -293,5 +205,5 @@ func values(tb testing.TB, tp *topic.Topic, from entry.Offset) []string {
 // openFresh opens the topic for a new owner.
 func (f *cluster) openFresh(store topic.SnapshotStore) *topic.Topic {
 	f.t.Helper()
-	return f.open(f.takeover(), nil, topic.Config{Snapshots: store})
+	return f.open(f.Takeover(), nil, topic.Config{Snapshots: store})
 }

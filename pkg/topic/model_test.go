@@ -43,6 +43,7 @@ func (c *modelClient) fail(wg *sync.WaitGroup, seq uint64, err error) {
 }
 
 func (c *modelClient) send(tb testing.TB, n int) {
+	tb.Helper()
 	b := batch(tb, c.name, c.next, n)
 	seq, wg := c.next, c.wg
 	c.next += uint64(n)
@@ -69,6 +70,7 @@ func (c *modelClient) send(tb testing.TB, n int) {
 
 // open lets the client come back.
 func (c *modelClient) open(tb testing.TB, tp *topic.Topic) error {
+	tb.Helper()
 	epoch := uint64(0)
 	if c.p != nil {
 		epoch = c.p.Epoch()
@@ -111,7 +113,7 @@ func TestProducersThroughEverything(t *testing.T) {
 		uuids := bookieclient.FakeUUIDs(4)
 		store := newMemStore()
 		cfg := topic.Config{Snapshots: store, RollEntries: 4}
-		tp := f.open(f.takeover(), topic.NewCache(2000), cfg)
+		tp := f.open(f.Takeover(), topic.NewCache(2000), cfg)
 		clients := []*modelClient{{name: "a"}, {name: "b"}}
 		reopen := func(c *modelClient) {
 			for {
@@ -160,14 +162,14 @@ func TestProducersThroughEverything(t *testing.T) {
 		}
 		restart := func() {
 			if down >= 0 {
-				f.fake.Restart(uuids[down])
+				f.Fake.Restart(uuids[down])
 				down = -1
 			}
 		}
 		heal := func() {
 			restart()
 			for i := range uuids {
-				f.setWritable(i, true)
+				f.SetWritable(i, true)
 			}
 		}
 		settle := func() {
@@ -197,7 +199,7 @@ func TestProducersThroughEverything(t *testing.T) {
 			case 0: // another owner, while the old one's producers have batches on their way
 				old := tp
 				restart() // no ledger may be opened all the same
-				tp = f.open(f.takeover(), topic.NewCache(2000), cfg)
+				tp = f.open(f.Takeover(), topic.NewCache(2000), cfg)
 				for _, c := range clients {
 					c.send(t, 1) // to the old owner
 				}
@@ -212,13 +214,13 @@ func TestProducersThroughEverything(t *testing.T) {
 			case 2:
 				if down < 0 {
 					down = rapid.IntRange(0, 3).Draw(rt, "bookie")
-					f.fake.Crash(uuids[down])
+					f.Fake.Crash(uuids[down])
 				}
 			case 3:
 				heal()
 			case 4:
 				for i := range uuids {
-					f.setWritable(i, false)
+					f.SetWritable(i, false)
 				}
 			case 5:
 				settle()
@@ -239,7 +241,7 @@ func TestProducersThroughEverything(t *testing.T) {
 			case 9:
 				check(t, tp.Close(t.Context()))
 				restart()
-				tp = f.open(f.takeover(), nil, cfg)
+				tp = f.open(f.Takeover(), nil, cfg)
 				for _, c := range clients {
 					reopen(c)
 				}

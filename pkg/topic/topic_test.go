@@ -27,7 +27,7 @@ func sequence(producer string, from, to int) []string {
 func TestPublishAndRead(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{RollEntries: 7})
+	tp := f.open(f.Takeover(), topic.NewCache(1<<20), topic.Config{RollEntries: 7})
 	p := producer(t, tp, "p", false)
 	next := 0
 	for i := range 60 {
@@ -51,7 +51,7 @@ func TestPublishAndRead(t *testing.T) {
 		t.Fatalf("%d bytes of the budget are never given back", used)
 	}
 	// A new owner, without a cache, reads the same from bookies.
-	tp = f.open(f.takeover(), nil, topic.Config{})
+	tp = f.open(f.Takeover(), nil, topic.Config{})
 	if got := values(t, tp, 0); !slices.Equal(got, want) || tp.Next() != entry.Offset(next) {
 		t.Fatalf("read %d messages, next %d", len(got), tp.Next())
 	}
@@ -60,7 +60,7 @@ func TestPublishAndRead(t *testing.T) {
 func TestNextWaitsForData(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{})
+	tp := f.open(f.Takeover(), topic.NewCache(1<<20), topic.Config{})
 	r := tp.NewReader(0)
 	if _, status, err := r.TryNext(100); status != topic.AtEnd || err != nil {
 		t.Fatalf("status %v, %v on an empty topic", status, err)
@@ -102,10 +102,10 @@ func TestNextWaitsForData(t *testing.T) {
 func TestTheCacheEvictsTheOldestOfAllTopics(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	guard := f.takeover()
+	guard := f.Takeover()
 	cache := topic.NewCache(3000)
 	a := f.open(guard, cache, topic.Config{})
-	b, err := topic.Open(t.Context(), topic.Env{Chain: f.env(), Cache: cache}, guard, "topic/00000000-0000-0000-0000-000000000001/1/data", topic.Config{})
+	b, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Cache: cache}, guard, "topic/00000000-0000-0000-0000-000000000001/1/data", topic.Config{})
 	check(t, err)
 	t.Cleanup(b.Shutdown)
 	pa, pb := producer(t, a, "a", false), producer(t, b, "b", false)
@@ -138,7 +138,7 @@ func TestTheCacheEvictsTheOldestOfAllTopics(t *testing.T) {
 func TestReadersShareOneCopy(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), topic.NewCache(1<<20), topic.Config{})
+	tp := f.open(f.Takeover(), topic.NewCache(1<<20), topic.Config{})
 	p := producer(t, tp, "p", false)
 	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
 	x, _, err := tp.NewReader(0).TryNext(1)
@@ -154,8 +154,8 @@ func TestLookups(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	clock := time.UnixMilli(1_000_000)
-	env := topic.Env{Chain: f.env(), Now: func() time.Time { return clock }}
-	tp, err := topic.Open(t.Context(), env, f.takeover(), logID, topic.Config{RollEntries: 5})
+	env := topic.Env{Chain: f.Env(), Now: func() time.Time { return clock }}
+	tp, err := topic.Open(t.Context(), env, f.Takeover(), logID, topic.Config{RollEntries: 5})
 	check(t, err)
 	t.Cleanup(tp.Shutdown)
 	if o, err := tp.OffsetAt(t.Context(), 1); err != nil || o != 0 {
@@ -229,7 +229,7 @@ func TestLookups(t *testing.T) {
 func TestTrimNeverDeletesWhatIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), topic.NewCache(1000), topic.Config{RollEntries: 4, Snapshots: newMemStore()})
+	tp := f.open(f.Takeover(), topic.NewCache(1000), topic.Config{RollEntries: 4, Snapshots: newMemStore()})
 	p := producer(t, tp, "p", true)
 	for i := range 60 {
 		check(t, send(t, p, batch(t, "p", uint64(i), 1)).wait(t).err)
@@ -261,7 +261,7 @@ func TestTrimNeverDeletesWhatIsNotAcknowledged(t *testing.T) {
 		t.Fatalf("earliest %d, %v", tp.Earliest(), err)
 	}
 	check(t, tp.Delete(t.Context()))
-	if rec, err := f.store.GetChain(t.Context(), logID); err == nil && rec.Rev != 0 {
+	if rec, err := f.Store.GetChain(t.Context(), logID); err == nil && rec.Rev != 0 {
 		t.Fatalf("left after deletion: %+v", rec)
 	}
 }
@@ -304,10 +304,10 @@ func TestTrimPolicies(t *testing.T) {
 func TestBackPressure(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.takeover(), nil, topic.Config{MaxPendingBytes: 1000})
+	tp := f.open(f.Takeover(), nil, topic.Config{MaxPendingBytes: 1000})
 	p := producer(t, tp, "p", false)
 	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
-	release := f.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
 	ctx, cancel := context.WithCancel(t.Context())
 	var all []*sent
 	full := make(chan int)
@@ -353,8 +353,8 @@ func TestBackPressure(t *testing.T) {
 func TestNoLedgerCanBeOpened(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.setWritable(0, false)
-	tp := f.open(f.takeover(), nil, topic.Config{})
+	f.SetWritable(0, false)
+	tp := f.open(f.Takeover(), nil, topic.Config{})
 	p := producer(t, tp, "p", true)
 	s1, err := trySend(t, p, batch(t, "p", 0, 2))
 	check(t, err)
@@ -371,7 +371,7 @@ func TestNoLedgerCanBeOpened(t *testing.T) {
 	} else if !errors.Is(err2, topic.ErrUnavailable) && !errors.Is(err2, topic.ErrSequenceGap) {
 		t.Fatal(err2)
 	}
-	f.setWritable(0, true)
+	f.SetWritable(0, true)
 	// The first must come first; both are stored, from offset 0 on.
 	if _, err := trySend(t, p, batch(t, "p", 2, 1)); !errors.Is(err, topic.ErrSequenceGap) {
 		t.Fatalf("out of order: %v", err)
@@ -392,8 +392,8 @@ func TestWhenAMessageWasStored(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	clock := time.UnixMilli(1_000_000)
-	env := topic.Env{Chain: f.env(), Now: func() time.Time { return clock }, Cache: topic.NewCache(1)}
-	tp, err := topic.Open(t.Context(), env, f.takeover(), logID, topic.Config{RollEntries: 4})
+	env := topic.Env{Chain: f.Env(), Now: func() time.Time { return clock }, Cache: topic.NewCache(1)}
+	tp, err := topic.Open(t.Context(), env, f.Takeover(), logID, topic.Config{RollEntries: 4})
 	check(t, err)
 	t.Cleanup(tp.Shutdown)
 	p := producer(t, tp, "p", false)
@@ -407,7 +407,7 @@ func TestWhenAMessageWasStored(t *testing.T) {
 		}
 	}
 	for _, b := range bookieclient.FakeUUIDs(3) {
-		f.fake.Crash(b)
+		f.Fake.Crash(b)
 	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
