@@ -436,7 +436,7 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 	case err := <-results:
 		t.Errorf("a snapshot overtook another: %v", err)
 		leave <- away
-		_ = <-results
+		<-results //nolint:errcheck // it failed as told
 	case <-time.After(20 * time.Millisecond):
 		leave <- away
 		if a, b := <-results, <-results; !errors.Is(a, away) || b != nil {
