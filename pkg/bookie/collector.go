@@ -43,6 +43,8 @@ type GCConfig struct {
 	MaxFraction float64
 	// ReadsPerSecond limits the metadata reads of a pass. Default 1000.
 	ReadsPerSecond float64
+	// Now is the clock; nil means time.Now.
+	Now func() time.Time
 }
 
 // WithDefaults fills in what is zero.
@@ -51,6 +53,9 @@ func (c GCConfig) WithDefaults() GCConfig {
 	setDefault(&c.Grace, 10*time.Minute)
 	setDefault(&c.MaxFraction, 0.25)
 	setDefault(&c.ReadsPerSecond, 1000)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	return c
 }
 
@@ -98,7 +103,7 @@ func NewCollector(cfg GCConfig, me Identity, store Collection, records Records, 
 	cfg = cfg.WithDefaults()
 	return &Collector{
 		cfg: cfg, me: me, store: store, records: records, log: log, metrics: newGCMetrics(registerer),
-		seenRev: newRevisions(fs, file), limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), now: time.Now,
+		seenRev: newRevisions(fs, file), limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), now: cfg.Now,
 		busy: make(chan struct{}, 1), seen: make(map[entry.LedgerID]Sighting), quarantined: make(map[entry.LedgerID]bool),
 	}
 }
