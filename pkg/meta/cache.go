@@ -325,9 +325,10 @@ func (c *Cache) load(ctx context.Context) error {
 	for k := range c.changed {
 		wake = append(wake, c.replaceChanged(Kind(k)))
 	}
+	first := c.resyncs.Add(1) == 1 // before anybody is told
 	c.mu.Unlock()
 	closeAll(wake)
-	if c.resyncs.Add(1) == 1 {
+	if first {
 		close(c.synced)
 	}
 	return nil

@@ -185,6 +185,11 @@ func (p *proxy) accept(target string) {
 			continue
 		}
 		p.mu.Lock()
+		if p.refuse { // since it was asked above
+			p.mu.Unlock()
+			_, _ = in.Close(), out.Close()
+			continue
+		}
 		p.conns[in], p.conns[out] = true, true
 		p.mu.Unlock()
 		p.wg.Go(func() { p.pump(out, in, nil) })
