@@ -164,7 +164,7 @@ func (a *app) await(ctx context.Context, r *client.Receipt) error {
 	case <-r.Done(): // most are, when their turn comes
 	default:
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, a.timeout, fmt.Errorf("nothing was acknowledged for %v", a.timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, a.timeout, fmt.Errorf("nothing was acknowledged for %v (penstock bookie list, and the broker's log, tell more)", a.timeout))
 		defer cancel()
 	}
 	_, err := r.Wait(ctx)
