@@ -33,6 +33,7 @@ const (
 // A Core is not safe for concurrent use.
 type Core struct {
 	self     string
+	life     Life
 	now      time.Duration // monotonic, from ticks
 	seq      uint64        // counts events: it orders suspicions and changes of owner, finer than ticks
 	draining bool
@@ -95,10 +96,10 @@ type seizure struct {
 	pause time.Duration // before the next
 }
 
-// NewCore makes the state of a broker called self, with a live lease and no bundles.
-func NewCore(self string) *Core {
+// NewCore makes the state of a process of a broker called self, with a live lease and no bundles.
+func NewCore(self string, life Life) *Core {
 	return &Core{
-		self: self, leased: true,
+		self: self, life: life, leased: true,
 		brokers: map[string]brokerState{}, bundles: map[meta.BundleID]*bundleState{},
 	}
 }
@@ -369,7 +370,7 @@ func (c *Core) due(id meta.BundleID, b *bundleState) phase {
 		return idle // the next tick decides
 	case b.phase == held && b.owner == "":
 		return reacquiring
-	case b.phase == idle && c.shouldTake(id, b):
+	case b.phase == idle && c.registered() && c.shouldTake(id, b):
 		return taking
 	}
 	return idle
@@ -433,6 +434,13 @@ func (c *Core) decideAll() {
 }
 
 func (c *Core) holds(b *bundleState) bool { return b.phase == held || b.phase == reacquiring }
+
+// registered reports whether the registration under our name is ours. While it is another process's, which somebody
+// started by mistake, or in place of this one, two that both took for theirs what their name owns would never end.
+func (c *Core) registered() bool {
+	b, ok := c.brokers[c.self]
+	return ok && b.life == c.life
+}
 
 func (c *Core) alive(id string) bool {
 	b, registered := c.brokers[id]

@@ -14,7 +14,7 @@ import (
 const bundle meta.BundleID = "public/default/0"
 
 func newCore(brokers ...string) *ownership.Core {
-	c := ownership.NewCore("self")
+	c := ownership.NewCore("self", 0)
 	for _, id := range append(brokers, "self") {
 		c.Step(ownership.BrokerSeen{ID: id})
 	}
@@ -66,7 +66,7 @@ func TestADeadOwnerIsReplacedByThePreferredBrokerAlone(t *testing.T) {
 	brokers := []string{"a", "b", "c", "dead"}
 	takers := 0
 	for _, self := range brokers[:3] {
-		c := ownership.NewCore(self)
+		c := ownership.NewCore(self, 0)
 		for _, id := range brokers {
 			c.Step(ownership.BrokerSeen{ID: id})
 		}
@@ -165,6 +165,18 @@ func TestASecondCrashIsNotHeldUpByTheFirst(t *testing.T) {
 	c.Step(ownership.Stopped{Bundle: bundle})
 	c.Step(ownership.Tick{Now: time.Second})
 	expect(t, step(c, ownership.Suspected{ID: "other", Life: 2, Refused: true}), ownership.Take{Bundle: bundle, Owner: "other", Epoch: 5})
+}
+
+func TestTwoProcessesOfOneNameDoNotFight(t *testing.T) {
+	t.Parallel()
+	c := holding(t)
+	c.Step(ownership.BrokerSeen{ID: "self", Life: 9}) // another process, by mistake
+	expect(t, step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "self", Epoch: 8, Rev: 11}),
+		ownership.Stop{Bundle: bundle, Epoch: 7, Reason: ownership.ReasonReplaced, Next: ""})
+	expect(t, step(c, ownership.Stopped{Bundle: bundle}, ownership.Tick{Now: time.Minute}))
+	c.Step(ownership.BrokerGone{ID: "self"})
+	expect(t, step(c, ownership.Tick{Now: 2 * time.Minute}))
+	expect(t, step(c, ownership.BrokerSeen{ID: "self"}), ownership.Take{Bundle: bundle, Owner: "self", Epoch: 8})
 }
 
 func TestAFailedTakeIsTriedAgainSoon(t *testing.T) {

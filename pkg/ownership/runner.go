@@ -73,7 +73,7 @@ func New(cfg Config) *Runner {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Runner{
-		cfg: cfg, core: NewCore(cfg.Self.ID), changed: make(chan struct{}), wake: make(chan struct{}, 1), start: time.Now(),
+		cfg: cfg, core: NewCore(cfg.Self.ID, LifeOf(cfg.Self)), changed: make(chan struct{}), wake: make(chan struct{}, 1), start: time.Now(),
 	}
 }
 
@@ -161,8 +161,8 @@ func (r *Runner) Want(id meta.BundleID) { r.step(Wanted{Bundle: id}) }
 // Fenced says that serving under g met a newer owner.
 func (r *Runner) Fenced(g meta.Guard) { r.step(Fenced{Bundle: g.Bundle, Epoch: g.Epoch}) }
 
-// LifeOf tells the process that a registration is of from others of its name.
-func LifeOf(b meta.BrokerInfo) Life { return Life(b.Started.UnixNano()) }
+// LifeOf tells the process that a registration is of from others of its name. Registrations keep milliseconds.
+func LifeOf(b meta.BrokerInfo) Life { return Life(b.Started.UnixMilli()) }
 
 // PeerSuspected says that a broker does not answer, or that nobody listens at its address. It is to be said again and
 // again as long as that is so.

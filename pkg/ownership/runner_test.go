@@ -84,7 +84,7 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 			t.Fatal(err)
 		}
 		h := newHost()
-		info := meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.UnixMilli(int64(1000 + i)).UTC()}
+		info := meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.Now()}
 		r := ownership.New(ownership.Config{
 			Self: info,
 			Meta: store, View: cache, Session: session, Host: h,

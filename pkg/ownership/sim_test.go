@@ -166,7 +166,7 @@ func (s *sim) broker(id string) *simBroker {
 func (s *sim) start(id string) *simBroker {
 	s.order++
 	b := &simBroker{
-		id: id, core: ownership.NewCore(id), life: ownership.Life(s.order), up: true,
+		id: id, core: ownership.NewCore(id, ownership.Life(s.order)), life: ownership.Life(s.order), up: true,
 		serving: map[meta.BundleID]entry.Epoch{}, stopping: map[meta.BundleID]bool{}, seen: map[meta.BundleID]entry.Epoch{},
 		heard: map[string]time.Duration{}, silent: map[string]bool{}, rejects: map[string]bool{},
 	}
