@@ -60,7 +60,7 @@ func noSpaceFrom(cfg Config, ops []vfs.Op, n int) (hit bool, err error) {
 		default:
 			hits := 0
 			for _, r := range rules {
-				if hits += r.Hits(); hits > 8 {
+				if hits += r.Hits(); hits > 40 {
 					r.Remove()
 				}
 			}

@@ -106,6 +106,7 @@ func TestTrashGoesWhenSpaceIsShort(t *testing.T) {
 		disk := &diskWith{FS: vfs.NewMem()}
 		disk.set(500)
 		s := openStore(t, trashConfig(), disk)
+		must(t, s.fillReserve())
 		for l := entry.LedgerID(1); l <= 3; l++ {
 			fill(t, s, l, 0, 600, 100)
 		}
@@ -116,7 +117,7 @@ func TestTrashGoesWhenSpaceIsShort(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		disk.mu.Lock()
-		disk.usage.Free = 100<<20 - 60<<10 // 60 KiB short of the low watermark
+		disk.usage.Free = 100<<20 - 60<<10 // with a spare file, 28 KiB short of the low watermark
 		disk.mu.Unlock()
 		s.look()
 		_ = writeLAC(s, 4, 299) // behind what look has told
