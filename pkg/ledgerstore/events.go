@@ -1,6 +1,7 @@
 package ledgerstore
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -418,9 +419,10 @@ func (c *Core) stepCarry(ev *Carry) {
 	for _, seq := range ev.Segments {
 		going[seq] = true
 	}
+	var items []*item
 	carry := func(l *ledger, rec segment.Record) {
 		rec.Ledger = l.id
-		c.enqueue(&item{ledger: l, urgent: true, rec: rec})
+		items = append(items, &item{ledger: l, urgent: true, rec: rec})
 	}
 	for _, l := range c.table.snapshot() {
 		if l.deleting {
@@ -444,11 +446,17 @@ func (c *Core) stepCarry(ev *Carry) {
 		switch {
 		case !going[t.in] || ev.Obsolete[id]:
 		default:
-			c.enqueue(&item{urgent: true, rec: segment.Record{
+			items = append(items, &item{urgent: true, rec: segment.Record{
 				Kind: segment.KindTombstone, Ledger: id, Entry: entry.EntryID(t.deleted),
 				Nonce: t.at.seq, Term: entry.Term(t.at.offset),
 			}})
 		}
+	}
+	slices.SortFunc(items, func(a, b *item) int { // so that what is written depends on what was asked for alone
+		return cmp.Or(cmp.Compare(a.rec.Ledger, b.rec.Ledger), cmp.Compare(a.rec.Kind, b.rec.Kind))
+	})
+	for _, it := range items {
+		c.enqueue(it)
 	}
 	c.behind(&item{done: ev.Done})
 }
