@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -31,7 +32,7 @@ type bookieProcess struct {
 	registeredTill time.Duration
 	waiting        map[entry.LedgerID][]*pendingAdd
 	waits          []*lacWait
-	restarting     bool
+	collector      *bookie.Collector
 }
 
 type pendingAdd struct {
@@ -53,7 +54,7 @@ func (b *bookieProcess) serving() bool { return b.up && b.store != nil }
 func (b *bookieProcess) config() ledgerstore.Config {
 	return ledgerstore.Config{
 		Dir: storeDir, Cluster: clusterUUID, Storage: b.uuid, SegmentSize: segmentSize, Spares: 1,
-		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1,
+		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1, Trash: -1,
 	}
 }
 
@@ -74,8 +75,52 @@ func (b *bookieProcess) boot() {
 	loss := store.Loss()
 	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
 	b.w.ghost.booted(b, loss)
+	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Now: b.w.clock},
+		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
 	b.look()
 	b.beat()
+	b.after(b.w.between(0, 3*time.Second), b.collect)
+}
+
+// collect makes a pass of garbage collection, and compacts, every now and then.
+func (b *bookieProcess) collect() {
+	b.spawn(func(t *task) {
+		store := b.store
+		p, err := b.collector.Pass(t.context(b.w.now+admissionTime, nil))
+		if b.store != store {
+			return
+		}
+		if err != nil || p.Deleted > 0 {
+			b.w.trace(b.name, subject{}, "garbage: %d deleted, error %v", p.Deleted, err != nil)
+		}
+		b.store.AtOnce(func() {
+			var freed int64
+			if freed, err = b.store.CompactOnce(context.Background()); freed > 0 || err != nil {
+				b.w.compactions++
+				b.w.trace(b.name, subject{}, "compaction: %d bytes, error %v", freed, err != nil)
+			}
+		})
+		b.work()
+		b.after(b.w.between(500*time.Millisecond, 4*time.Second), b.collect)
+	})
+}
+
+// collection is the store as garbage collection uses it.
+type collection struct{ b *bookieProcess }
+
+func (c collection) Ledgers(yield func(ledgerstore.LedgerInfo) bool) { c.b.store.Ledgers(yield) }
+
+func (c collection) Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool) {
+	return c.b.store.Ledger(id)
+}
+
+func (c collection) DeleteLedger(ctx context.Context, id entry.LedgerID) (err error) {
+	b := c.b
+	b.w.ghost.deleted(b, id)
+	b.store.AtOnce(func() { err = b.store.DeleteLedger(ctx, id) })
+	b.w.trace(b.name, ledgerSubject(id), "deletes %d: %v", id, err != nil)
+	b.work()
+	return err
 }
 
 // beat keeps the registration alive.

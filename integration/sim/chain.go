@@ -228,7 +228,7 @@ func (c *chainRun) place(ctx context.Context, above entry.LedgerID) (meta.Ledger
 	var err error
 	for ; r.Ensemble >= r.WriteQuorum; r.Ensemble-- {
 		slots, err = ledger.Place(ledger.PlaceRequest{
-			Replication: r, Candidates: b.candidates(), Rand: rand.New(rand.NewPCG(b.w.rng.Uint64(), 1)),
+			Replication: r, Candidates: b.candidates(), Rand: rand.New(rand.NewPCG(b.w.rng.Uint64(), 1)), //nolint:gosec // seeded on purpose
 		})
 		if err == nil {
 			break
@@ -292,7 +292,7 @@ func (c *chainRun) openNext(t *task) {
 				return rec, err
 			}
 			var after meta.Chain
-			after, opened, err = c.openTxn(t, patience, rec, l, nil)
+			after, opened, err = c.openTxn(patience, t, rec, l, nil)
 			if !errors.Is(err, meta.ErrRetired) && !errors.Is(err, meta.ErrLedgerOrder) {
 				return after, err
 			}
@@ -321,7 +321,9 @@ func retriable(err error) bool {
 }
 
 // openTxn runs T1, with T3 if closing is given, to a definite outcome.
-func (c *chainRun) openTxn(t *task, patience context.Context, rec meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
+//
+//nolint:contextcheck // patience bounds the first attempt alone
+func (c *chainRun) openTxn(patience context.Context, t *task, rec meta.Chain, l meta.Ledger, closing *meta.Closing) (meta.Chain, meta.Ledger, error) {
 	md, life := c.b.meta, t.context(0, c.ended)
 	after, opened, err := md.OpenLedger(patience, c.guard, rec, l, closing)
 	if err == nil || !errors.Is(err, meta.ErrUnknownOutcome) {
@@ -412,7 +414,7 @@ func (c *chainRun) closeCurrent(t *task, cur *writer, withNext, delay bool) {
 			end, newest := c.core.EndAt(last)
 			closing := meta.Closing{Ledger: closed, Last: last, Length: length, End: end, MaxTime: newest}
 			if withNext {
-				after, l, err := c.openTxn(t, t.context(w.now+closePatience, c.ended), rec, *next, &closing)
+				after, l, err := c.openTxn(t.context(w.now+closePatience, c.ended), t, rec, *next, &closing) //nolint:contextcheck // the task's
 				if err == nil {
 					opened = l
 					closed.State, closed.Last, closed.Length = meta.LedgerClosed, last, length
@@ -437,6 +439,27 @@ func (c *chainRun) closeCurrent(t *task, cur *writer, withNext, delay bool) {
 		c.step(chain.Event{Kind: chain.EventWithdrawn, Err: fmt.Errorf("%w: %w", errLost, err)})
 	default:
 		c.step(chain.Event{Kind: chain.EventCloseFailed})
+	}
+}
+
+// trim deletes the n oldest closed ledgers.
+func (c *chainRun) trim(t *task, n int) {
+	w := c.b.w
+	for range n {
+		if c.over || len(c.rec.Runs) == 0 || !c.rec.Runs[0].Closed {
+			return
+		}
+		ctx := t.context(w.now+openPatience, c.ended)
+		err := c.transact(ctx, t, func(rec meta.Chain) (meta.Chain, error) {
+			if len(rec.Runs) == 0 || !rec.Runs[0].Closed {
+				return rec, nil
+			}
+			return c.b.meta.DeleteLedger(ctx, c.guard, rec, rec.Runs[0].Ledger)
+		})
+		if err != nil {
+			return
+		}
+		w.trims++
 	}
 }
 

@@ -63,7 +63,7 @@ func (c *etcdClient) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.Ca
 			if !k.chance(4) || c.e.w.healed {
 				return
 			}
-			k.after(k.between(0, 2*requestTimeout), func() { c.e.apply(c, in) })
+			k.after(k.between(0, 2*requestTimeout), func() { _, _ = c.e.apply(c, in) })
 			return
 		}
 		k.after(c.e.delay(), func() {

@@ -44,6 +44,8 @@ type diskGhost struct {
 	// terms are durable by its word; shut are the ledgers of which it told a recovery that no writer gets in any more.
 	terms map[entry.LedgerID]entry.Term
 	shut  map[entry.LedgerID]bool
+	// gone are the ledgers that it was told to delete: nothing that it says of them is held against it.
+	gone map[entry.LedgerID]bool
 }
 
 // ledgerGhost is what was said of a ledger.
@@ -94,7 +96,7 @@ func entrySubject(l entry.LedgerID, e entry.EntryID) subject {
 func (g *ghost) disk(u entry.StorageUUID) *diskGhost {
 	d := g.disks[u]
 	if d == nil {
-		d = &diskGhost{stored: map[entryKey]bool{}, denied: map[entryKey]bool{}, terms: map[entry.LedgerID]entry.Term{}, shut: map[entry.LedgerID]bool{}}
+		d = &diskGhost{stored: map[entryKey]bool{}, denied: map[entryKey]bool{}, terms: map[entry.LedgerID]entry.Term{}, shut: map[entry.LedgerID]bool{}, gone: map[entry.LedgerID]bool{}}
 		g.disks[u] = d
 	}
 	return d
@@ -125,6 +127,9 @@ func (g *ghost) sent(a *bookiewire.Add) {
 // stored is a bookie's word that it has an entry.
 func (g *ghost) stored(b *bookieProcess, a *bookiewire.Add) {
 	d, k := g.disk(b.uuid), entryKey{a.Ledger, a.Entry}
+	if d.gone[k.ledger] {
+		return
+	}
 	if !a.Recovery {
 		if d.denied[k] {
 			g.w.fail("8", entrySubject(k.ledger, k.entry), "%s acknowledges %d:%d, of which it told a recovery that it is not there", b.name, k.ledger, k.entry)
@@ -149,7 +154,7 @@ func (g *ghost) fenced(b *bookieProcess, l entry.LedgerID, term entry.Term) {
 
 func (g *ghost) term(b *bookieProcess, l entry.LedgerID, term entry.Term) {
 	d := g.disk(b.uuid)
-	if term < d.terms[l] {
+	if term < d.terms[l] && !d.gone[l] {
 		g.w.fail("9", ledgerSubject(l), "%s takes term %d of ledger %d after term %d", b.name, term, l, d.terms[l])
 	}
 	d.terms[l] = max(d.terms[l], term)
@@ -158,7 +163,7 @@ func (g *ghost) term(b *bookieProcess, l entry.LedgerID, term entry.Term) {
 // read is a bookie's answer to a read.
 func (g *ghost) read(b *bookieProcess, r bookiewire.Read, got bookiewire.ReadReply, err error) {
 	d, k := g.disk(b.uuid), entryKey{r.Ledger, r.First}
-	switch codeOf(err) {
+	switch codeOf(err) { //nolint:exhaustive // the rest says nothing
 	case bookiewire.OK:
 		for _, e := range got.Entries {
 			at := entryKey{r.Ledger, e.Entry}
@@ -167,7 +172,7 @@ func (g *ghost) read(b *bookieProcess, r bookiewire.Read, got bookiewire.ReadRep
 			}
 		}
 	case bookiewire.NoEntry, bookiewire.NoLedger:
-		if d.stored[k] {
+		if d.stored[k] && !d.gone[k.ledger] {
 			g.w.fail("11", entrySubject(k.ledger, k.entry), "%s says that %d:%d is not there, which it acknowledged", b.name, k.ledger, k.entry)
 		}
 		if r.Recovery {
@@ -184,6 +189,9 @@ func (g *ghost) booted(b *bookieProcess, loss ledgerstore.Loss) {
 		g.w.fail("I10", subject{}, "%s finds a loss (all: %v, ledgers %v) where nothing was lost", b.name, loss.All, loss.Ledgers)
 	}
 	for _, k := range d.sorted {
+		if d.gone[k.ledger] {
+			continue
+		}
 		g.checked++
 		got, err := b.store.Read(context.Background(), bookiewire.Read{Ledger: k.ledger, First: k.entry, Stride: 1, MaxEntries: 1, MaxBytes: 1})
 		if err != nil || !bytes.Equal(got.Entries[0].Body, g.bodies[k]) {
@@ -192,11 +200,23 @@ func (g *ghost) booted(b *bookieProcess, loss ledgerstore.Loss) {
 		}
 	}
 	for _, l := range slices.Sorted(maps.Keys(d.terms)) {
-		if in, ok := b.store.Ledger(l); !ok || in.Term < d.terms[l] {
+		if in, ok := b.store.Ledger(l); !d.gone[l] && (!ok || in.Term < d.terms[l]) {
 			g.w.fail("9", ledgerSubject(l), "%s answered a fence of ledger %d with term %d, and after a restart it has %d", b.name, l, d.terms[l], in.Term)
 			return
 		}
 	}
+}
+
+// deleted is a bookie about to delete a ledger: the record must say that it goes, or that it is closed and not the bookie's.
+func (g *ghost) deleted(b *bookieProcess, id entry.LedgerID) {
+	l := g.ledger(id).record
+	named := slices.ContainsFunc(l.Fragments, func(f meta.Fragment) bool {
+		return slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return s.UUID == b.uuid })
+	})
+	if l.State != meta.LedgerDeleting && (l.State != meta.LedgerClosed || named) {
+		g.w.fail("16", ledgerSubject(id), "%s deletes ledger %d, which is %s with %s", b.name, id, l.State, g.w.fragments(l.Fragments))
+	}
+	g.disk(b.uuid).gone[id] = true
 }
 
 // holders returns the slots of e's write set whose identities have acknowledged it.
@@ -310,7 +330,7 @@ func (w *world) changed(actor *broker, from int64) {
 		if strings.HasPrefix(string(e.KV.Key), keyPrefix+"chains/") {
 			for _, tp := range w.topics {
 				if string(e.KV.Key) == keyPrefix+"chains/"+string(tp.chain) {
-					w.ghost.chainChanged(tp)
+					w.ghost.chainChanged(actor, tp)
 				}
 			}
 		}
@@ -341,10 +361,16 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 	if old.ID == 0 {
 		return
 	}
-	if now.State < old.State || now.Term < old.Term || now.Nonce != old.Nonce {
+	if now.State < old.State || now.Term < old.Term || now.Nonce != old.Nonce && now.State != meta.LedgerDeleting {
 		w.fail("6", s, "ledger %d goes from %s term %d to %s term %d", id, old.State, old.Term, now.State, now.Term)
 	}
-	if old.State >= meta.LedgerClosed && (now.Last != old.Last) {
+	if now.State == meta.LedgerDeleting {
+		if old.State < meta.LedgerClosed {
+			w.fail("6", s, "ledger %d is deleted while it is %s", id, old.State)
+		}
+		return
+	}
+	if old.State >= meta.LedgerClosed && now.Last != old.Last {
 		w.fail("6", s, "the end of ledger %d moves from %d to %d", id, old.Last, now.Last)
 	}
 	settled := len(old.Fragments) - 1
@@ -389,8 +415,11 @@ func (g *ghost) closed(l *ledgerGhost) {
 	}
 }
 
-func (g *ghost) chainChanged(tp *topic) {
+func (g *ghost) chainChanged(actor *broker, tp *topic) {
 	w := g.w
+	if o, err := w.checker.GetOwner(context.Background(), tp.bundle); actor != nil && (err != nil || o.Broker != "" && o.Broker != actor.name) {
+		w.fail("21", subject{topic: tp.index + 1}, "%s changes the chain of topic %d, which is %s's with epoch %d", actor.name, tp.index, o.Broker, o.Epoch)
+	}
 	c, err := w.checker.GetChain(context.Background(), tp.chain)
 	s := subject{topic: tp.index + 1}
 	if err != nil {

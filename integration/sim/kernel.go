@@ -33,6 +33,7 @@ type event struct {
 }
 
 func newKernel(seed uint64) *kernel {
+	//nolint:gosec // seeded on purpose
 	return &kernel{rng: rand.New(rand.NewPCG(seed, 0x70656e73746f636b)), sum: sha256.New()}
 }
 

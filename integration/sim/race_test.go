@@ -2,4 +2,4 @@
 
 package sim_test
 
-func init() { shortSet = 12 }
+func init() { shortSet = 10 }

@@ -63,7 +63,9 @@ type Result struct {
 	Appends [4]int
 	// Closed ledgers, Boots of bookies, Checked entries after boots, Served entries to tail readers.
 	Closed, Boots, Checked, Served int
-	Shape                          string
+	// Trimmed ledgers, and Compactions of bookies.
+	Trimmed, Compactions int
+	Shape                string
 }
 
 const clusterName = "sim"
@@ -105,8 +107,11 @@ type world struct {
 	numbers uint64
 	tally   [4]int
 	closes  int
-	served  int
-	probed  map[int]bool
+	cluster entry.UUID // its record's
+	// compactions that did something, and ledgers deleted from topics.
+	compactions, trims int
+	served             int
+	probed             map[int]bool
 }
 
 var shapes = []meta.Replication{
@@ -157,9 +162,11 @@ func newWorld(opt Options) *world {
 	w.checker = meta.NewOver(direct{model: w.etcd.model}, func(context.Context, time.Duration) {
 		panic("sim: a request that cannot fail is sent again")
 	}, clusterName, nil)
-	if _, err := w.checker.EnsureCluster(context.Background()); err != nil {
+	info, err := w.checker.EnsureCluster(context.Background())
+	if err != nil {
 		panic(err)
 	}
+	w.cluster = info.UUID
 	for i := range 1 + k.rng.IntN(2) {
 		w.topics = append(w.topics, &topic{
 			index: i, bundle: meta.BundleID(fmt.Sprintf("public/default/%d", i)), chain: meta.DataChain(entry.UUID{0x70, byte(i + 1)}, 0),
@@ -254,7 +261,7 @@ func Run(opt Options) (res Result, failure error) {
 	w.playAndEnd()
 	res = Result{
 		Simulated: w.now, Events: w.steps, Appends: w.tally, Closed: w.closes, Boots: w.ghost.boots, Checked: w.ghost.checked,
-		Served: w.served, Shape: w.shape(),
+		Served: w.served, Shape: w.shape(), Trimmed: w.trims, Compactions: w.compactions,
 	}
 	copy(res.Sum[:], w.sum.Sum(nil))
 	if w.failure == nil {
@@ -291,6 +298,9 @@ func (w *world) play() {
 		w.after(w.between(0, 500*time.Millisecond), func() { pick(w.kernel, w.brokers).take(tp) })
 		w.after(w.pace, func() { w.produce(tp) })
 		w.after(w.between(500*time.Millisecond, 2*time.Second), func() { w.oversee(tp) })
+		if w.chance(2) {
+			w.after(w.between(time.Second, 4*time.Second), func() { w.trim(tp) })
+		}
 	}
 	w.after(300*time.Millisecond, w.tailRead)
 	w.after(w.between(0, time.Second), w.mischief)
@@ -338,6 +348,22 @@ func (w *world) produce(tp *topic) {
 		if w.chance(60) {
 			c.step(chain.Event{Kind: chain.EventRollWanted})
 		}
+	}
+}
+
+// trim deletes the oldest ledgers of a topic, at whoever believes to own it.
+func (w *world) trim(tp *topic) {
+	if w.ending {
+		return
+	}
+	w.after(w.between(200*time.Millisecond, 4*time.Second), func() { w.trim(tp) })
+	for _, b := range w.brokers {
+		c := b.chains[tp.index]
+		if c == nil || c.over || !b.up || b.paused || len(c.rec.Runs) < 3 {
+			continue
+		}
+		n := 1 + w.rng.IntN(len(c.rec.Runs)-2)
+		b.spawn(func(t *task) { c.trim(t, n) })
 	}
 }
 
@@ -501,7 +527,10 @@ func (w *world) checkTopic(tp *topic) {
 	}
 	seen := map[uint64]entry.Position{}
 	newest := map[entry.Epoch]uint64{}
-	offset := entry.Offset(0)
+	var offset entry.Offset
+	if len(rec.Runs) > 0 {
+		offset = rec.Runs[0].First
+	}
 	for _, run := range rec.Runs {
 		l := w.ghost.ledger(run.Ledger).record
 		if !run.Closed || l.State != meta.LedgerClosed {
@@ -552,6 +581,9 @@ func (w *world) checkTopic(tp *topic) {
 	for _, a := range w.ghost.order {
 		if a.topic != tp || a.outcome != stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
 			continue
+		}
+		if w.ghost.ledger(a.position.Ledger).record.State == meta.LedgerDeleting {
+			continue // trimmed
 		}
 		at, ok := seen[a.number]
 		s := subject{ledger: uint64(a.position.Ledger), entry: int64(a.position.Entry), number: a.number, topic: tp.index + 1}
