@@ -1,6 +1,7 @@
 package ledgerstore
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -209,6 +210,47 @@ func TestB28OldSegmentsGoLast(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Files that cannot be got rid of at the end cost space until a restart, and nothing else: what was replaced is no victim
+// of a later compaction, which would take the copy, of the same sequence number, from the manifest.
+func TestReplacedSegmentsThatCannotGoAreNotReplacedAgain(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewFaulty(vfs.NewMem())
+	s := openStore(t, small(), fs)
+	interleave(t, s, 1, 2, 1000)
+	must(t, s.DeleteLedger(t.Context(), 2))
+	victims, dead := s.chooseVictims()
+	if dead || len(victims) < 2 {
+		t.Fatalf("%d victims, dead %v: the test proves nothing", len(victims), dead)
+	}
+	rules := []*vfs.Active{
+		fs.Add(vfs.Rule{Op: vfs.OpRemove, Path: "*.seg", Err: errDisk}),
+		fs.Add(vfs.Rule{Op: vfs.OpRename, Path: "*.seg", Err: errDisk}), // to a spare file
+	}
+	if _, err := s.CompactOnce(t.Context()); !errors.Is(err, errDisk) {
+		t.Fatalf("compaction: %v", err)
+	}
+	for _, r := range rules {
+		r.Remove()
+	}
+	for _, v := range victims {
+		if slices.Contains(s.segments.list(), v) {
+			t.Errorf("segment %d is still in the list, which its copy has replaced", v.seq)
+		}
+	}
+	compactAll(t, s)
+	check := func() {
+		t.Helper()
+		for e := entry.EntryID(0); e < 1000; e += 10 {
+			wantEntry(t, s, 1, e, body(1, e, 100))
+		}
+	}
+	check()
+	s = reopen(t, s)
+	check()
+	compactAll(t, s)
+	check()
 }
 
 // A record that does not verify is not copied, and its segment stays.

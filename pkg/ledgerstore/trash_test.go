@@ -53,6 +53,7 @@ func TestDeletedStaysOnTheDiskForAWhile(t *testing.T) {
 				must(t, add(s, 2, e))
 			}
 		}
+		fill(t, s, 1, 400, 1000, 100) // with nothing else beside it, which a rewrite would keep it with
 		must(t, s.DeleteLedger(t.Context(), 1))
 		fill(t, s, 3, 0, 300, 100) // what has the tombstone is sealed too
 		waitSealed(s)
@@ -60,9 +61,12 @@ func TestDeletedStaysOnTheDiskForAWhile(t *testing.T) {
 			_, err := readOne(s, 1, 0)
 			wantCode(t, err, bookiewire.NoLedger)
 			wantCode(t, add(s, 1, 0), bookiewire.NotAdmitted)
+			if victims, _ := s.chooseVictims(); len(victims) > 0 {
+				t.Fatalf("%d segments are to be compacted, which keep their trash in force", len(victims))
+			}
 			compactAll(t, s)
-			if n := onDisk(t, s, 1); n != 400 {
-				t.Fatalf("%d of 400 entries are left on the disk", n)
+			if n := onDisk(t, s, 1); n != 1000 {
+				t.Fatalf("%d of 1000 entries are left on the disk", n)
 			}
 			s = reopen(t, s)
 			time.Sleep(19 * time.Minute)
@@ -77,14 +81,19 @@ func TestDeletedStaysOnTheDiskForAWhile(t *testing.T) {
 		time.Sleep(59 * time.Minute)
 		s = reopen(t, s)
 		compactAll(t, s)
-		if n := onDisk(t, s, 1); n != 400 {
-			t.Fatalf("%d of 400 entries are left on the disk", n)
+		if n := onDisk(t, s, 1); n != 1000 {
+			t.Fatalf("%d of 1000 entries are left on the disk", n)
 		}
 		// The time is over, without and with a restart.
 		time.Sleep(2 * time.Minute)
 		s.look()
-		if compactAll(t, s) <= 0 || onDisk(t, s, 1) != 0 {
+		if compactAll(t, s) <= 0 || onDisk(t, s, 1) > 100 { // a few, in a segment that is mostly alive
 			t.Fatalf("%d entries are left on the disk", onDisk(t, s, 1))
+		}
+		for _, g := range s.segments.list() {
+			if n := g.trash.Load(); n != 0 {
+				t.Fatalf("segment %d has %d bytes of trash", g.seq, n)
+			}
 		}
 		must(t, s.DeleteLedger(t.Context(), 3))
 		time.Sleep(2 * time.Hour)
@@ -134,9 +143,19 @@ func TestTrashGoesWhenSpaceIsShort(t *testing.T) {
 	})
 }
 
-// A ledger that is deleted while its entries are being copied is in the trash of the copy.
+// A ledger that is deleted while a compaction is under way is in the trash of the copy, whether its entries are still to
+// be copied or have been.
 func TestDeletedDuringCompaction(t *testing.T) {
 	t.Parallel()
+	for name, writes := range map[string]int{"before copying": 0, "after copying": 1} { // the first write is the header
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testDeletedDuringCompaction(t, vfs.Rule{Op: vfs.OpWrite, Path: "*-0001.seg", After: writes, Times: 1})
+		})
+	}
+}
+
+func testDeletedDuringCompaction(t *testing.T, at vfs.Rule) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	s := openStore(t, trashConfig(), fs)
 	s.cfg.Trash = -1
@@ -152,7 +171,8 @@ func TestDeletedDuringCompaction(t *testing.T) {
 	s.cfg.Trash = time.Hour
 	before := onDisk(t, s, 2)
 	gate := vfs.NewGate()
-	fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*-0001.seg", After: 1, Times: 1, Gate: gate})
+	at.Gate = gate
+	fs.Add(at)
 	freed := make(chan int64)
 	go func() {
 		n, err := s.CompactOnce(t.Context())

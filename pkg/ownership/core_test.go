@@ -218,6 +218,24 @@ func TestOldNewsOfAWatchChangesNothing(t *testing.T) {
 	}
 }
 
+// A watch that starts again tells again who owned a bundle before: taken for true, nobody would take what nobody owns.
+func TestOldNewsOfAnOwnerThatIsGoneKeepsNobodyFromTaking(t *testing.T) {
+	t.Parallel()
+	c := newCore("other")
+	c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 3, Rev: 5})
+	c.Step(ownership.Draining{ID: "other"})
+	take := ownership.Take{Bundle: bundle, Epoch: 3}
+	expect(t, step(c, ownership.OwnerGone{Bundle: bundle, Rev: 6}), take)
+	for rev := int64(4); rev <= 6; rev++ {
+		c.Step(ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: entry.Epoch(rev - 2), Rev: rev})
+	}
+	expect(t, step(c, ownership.Taken{Bundle: bundle, OK: false}))
+	expect(t, step(c, ownership.Tick{Now: time.Second}), take)
+	if who, _ := c.Route(bundle); who != "self" {
+		t.Fatalf("routes to %q, whose ownership is over", who)
+	}
+}
+
 func TestALostLeaseKeepsTheEpoch(t *testing.T) {
 	t.Parallel()
 	c := holding(t)
