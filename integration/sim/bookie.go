@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -33,6 +34,8 @@ type bookieProcess struct {
 	waiting        map[entry.LedgerID][]*pendingAdd
 	waits          []*lacWait
 	collector      *bookie.Collector
+	errors         []*vfs.Active // that the disk has yet to show
+	rotten         bool          // some of the disk's bytes read as others
 }
 
 type pendingAdd struct {
@@ -66,7 +69,7 @@ func (b *bookieProcess) boot() {
 	if err != nil {
 		b.w.trace(b.name, subject{}, "does not start: %v", err)
 		b.kill()
-		if !b.powerIsOff() {
+		if !b.powerIsOff() && !errors.Is(err, syscall.EIO) {
 			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
 		}
 		return
@@ -75,11 +78,44 @@ func (b *bookieProcess) boot() {
 	loss := store.Loss()
 	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
 	b.w.ghost.booted(b, loss)
+	if loss.All {
+		b.spawn(b.endLoss)
+	}
 	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Now: b.w.clock},
 		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
 	b.look()
 	b.beat()
 	b.after(b.w.between(0, 3*time.Second), b.collect)
+}
+
+// endLoss puts what this disk may have lost in limbo: what the metadata place here and is not closed.
+func (b *bookieProcess) endLoss(t *task) {
+	store := b.store
+	ctx := t.context(0, nil)
+	ids, err := b.meta.LedgersOn(ctx, b.uuid)
+	if err != nil {
+		return
+	}
+	var open []entry.LedgerID
+	for _, id := range ids {
+		l, err := b.meta.GetLedger(ctx, id)
+		if err != nil {
+			return
+		}
+		if l.State < meta.LedgerClosed {
+			open = append(open, id)
+		}
+	}
+	if b.store != store {
+		return
+	}
+	store.AtOnce(func() {
+		if err = store.SetLimbo(ctx, open...); err == nil {
+			err = store.EndLoss(ctx)
+		}
+	})
+	b.w.trace(b.name, subject{}, "limbo of %d ledgers: error %v", len(open), err != nil)
+	b.work()
 }
 
 // collect makes a pass of garbage collection, and compacts, every now and then.
@@ -175,7 +211,16 @@ func (b *bookieProcess) work() {
 		tasks := b.store.Tasks()
 		if err := b.store.Failed(); err != nil {
 			b.w.trace(b.name, subject{}, "store stops: %v", err)
-			b.after(0, func() { b.crash("store has stopped") })
+			b.after(0, func() {
+				b.crash("store has stopped")
+				if !b.powerIsOff() || b.w.healed { // whoever cut the power brings it back
+					b.w.after(b.w.between(100*time.Millisecond, 2*time.Second), func() {
+						if !b.up {
+							b.bootAgain()
+						}
+					})
+				}
+			})
 			return
 		}
 		if len(tasks) == 0 {

@@ -2,6 +2,9 @@ package sim
 
 import (
 	"errors"
+	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -28,12 +31,15 @@ const (
 	EtcdAway     Fault = "etcd-away"      // no leader [F10, F11]
 	DiskFull     Fault = "disk-full"      // of one bookie, for a while [F16]
 	Wipe         Fault = "wipe"           // a disk is gone for good, fewer than Qa of them
+	SyncError    Fault = "sync-error"     // a sync fails once, and what it was to bring to the disk is lost [F13]
+	WriteError   Fault = "write-error"    // a write fails once [F13]
+	BitRot       Fault = "bit-rot"        // bytes of a segment read as others for good, on fewer than Qa disks [F14]
 	PowerCutStep Fault = "power-cut-step" // power goes in the midst of what a bookie does to its disk [F3]
 )
 
 var allFaults = []Fault{
 	BrokerCrash, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
-	DiskFull, Wipe, PowerCutStep,
+	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot,
 }
 
 const diskSize = 512 << 20
@@ -133,13 +139,48 @@ func (w *world) inject(f Fault, span time.Duration) {
 			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
 			w.unlessHealed(span, func() { k.mem.SetCapacity(diskSize) })
 		}
+	case SyncError:
+		k.errors = append(k.errors, k.disk.Add(vfs.Rule{Op: vfs.OpSync, After: w.rng.IntN(30), Times: 1, Err: syscall.EIO, LoseUnsynced: true}))
+	case WriteError:
+		k.errors = append(k.errors, k.disk.Add(vfs.Rule{Op: vfs.OpWrite, After: w.rng.IntN(30), Times: 1, Err: syscall.EIO}))
+	case BitRot:
+		if !k.rotten && w.harmed >= w.replication.AckQuorum-1 {
+			return
+		}
+		if !k.rotten {
+			w.harmed++
+			k.rotten = true
+		}
+		k.rot()
 	case Wipe:
-		if w.wiped < w.replication.AckQuorum-1 {
-			w.wiped++
+		if w.harmed < w.replication.AckQuorum-1 || k.rotten {
+			if !k.rotten {
+				w.harmed++
+			}
 			k.wipe()
 			w.restart(k, span)
 		}
 	}
+}
+
+// rot damages a few bytes of a segment.
+func (b *bookieProcess) rot() {
+	names, err := b.mem.List(storeDir)
+	names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasSuffix(n, ".seg") })
+	if err != nil || len(names) == 0 {
+		return
+	}
+	at := storeDir + "/" + pick(b.w.kernel, names)
+	info, err := b.mem.Stat(at)
+	if err != nil || info.Size == 0 {
+		return
+	}
+	var flips []vfs.Flip
+	offset := b.w.rng.Int64N(min(info.Size, 24<<10))
+	for i := range int64(1 + b.w.rng.IntN(8)) {
+		flips = append(flips, vfs.Flip{Offset: offset + i, Mask: byte(1 + b.w.rng.IntN(255))})
+	}
+	b.disk.Add(vfs.Rule{Op: vfs.OpRead, Path: at, Flips: flips})
 }
 
 func (w *world) block(from, to string, span time.Duration) {
@@ -175,7 +216,9 @@ func (b *bookieProcess) powerIsOff() bool {
 func (b *bookieProcess) bootAgain() {
 	b.boot()
 	if !b.up && !b.w.failed() {
-		b.mem.Crash(b.w.rng)
+		if b.powerIsOff() {
+			b.mem.Crash(b.w.rng)
+		}
 		b.w.after(b.w.between(10*time.Millisecond, 500*time.Millisecond), func() {
 			if !b.up {
 				b.bootAgain()
@@ -200,6 +243,9 @@ func (w *world) healFaults() {
 	for _, k := range w.bookies {
 		k.etcd.cut = false
 		k.mem.SetCapacity(diskSize)
+		for _, e := range k.errors {
+			e.Remove()
+		}
 		if k.powerIsOff() {
 			k.powerCut()
 		}

@@ -154,7 +154,7 @@ func (g *ghost) fenced(b *bookieProcess, l entry.LedgerID, term entry.Term) {
 
 func (g *ghost) term(b *bookieProcess, l entry.LedgerID, term entry.Term) {
 	d := g.disk(b.uuid)
-	if term < d.terms[l] && !d.gone[l] {
+	if term < d.terms[l] && !d.gone[l] && !b.rotten {
 		g.w.fail("9", ledgerSubject(l), "%s takes term %d of ledger %d after term %d", b.name, term, l, d.terms[l])
 	}
 	d.terms[l] = max(d.terms[l], term)
@@ -185,6 +185,9 @@ func (g *ghost) read(b *bookieProcess, r bookiewire.Read, got bookiewire.ReadRep
 func (g *ghost) booted(b *bookieProcess, loss ledgerstore.Loss) {
 	g.boots++
 	d := g.disk(b.uuid)
+	if b.rotten {
+		return
+	}
 	if loss.All || len(loss.Ledgers) > 0 {
 		g.w.fail("I10", subject{}, "%s finds a loss (all: %v, ledgers %v) where nothing was lost", b.name, loss.All, loss.Ledgers)
 	}
@@ -244,7 +247,10 @@ func (g *ghost) confirmed(c *chainRun, l meta.Ledger, from, lac entry.EntryID) {
 		if have := g.holders(f, q, k); !q.Valid(have) {
 			g.w.fail("3", entrySubject(l.ID, e), "%s confirms %d:%d, which lies on slots %b of %s", c.b.name, l.ID, e, have, g.w.fragments([]meta.Fragment{f}))
 		}
-		if named := ledger.FragmentOf(now.Fragments, e); now.State == meta.LedgerOpen && (named.First != f.First || !slices.Equal(named.Slots, f.Slots)) {
+		if now.State != meta.LedgerOpen {
+			continue
+		}
+		if named := ledger.FragmentOf(now.Fragments, e); named.First != f.First || !slices.Equal(named.Slots, f.Slots) {
 			g.w.fail("3", entrySubject(l.ID, e), "%s confirms %d:%d in %s, its record names %s", c.b.name, l.ID, e,
 				g.w.fragments([]meta.Fragment{f}), g.w.fragments([]meta.Fragment{named}))
 		}
@@ -286,10 +292,10 @@ func (g *ghost) finished(c *chainRun, a *producerAppend, at entry.Position, o ch
 	if l.record.State == meta.LedgerClosed && at.Entry > l.record.Last {
 		g.w.fail("1", s, "append %d is acknowledged at %d:%d, the ledger ends at %d", a.number, at.Ledger, at.Entry, l.record.Last)
 	}
-	if a.level == ledger.AckAll {
+	if a.level == ledger.AckAll && l.record.State == meta.LedgerOpen {
 		f := ledger.FragmentOf(l.record.Fragments, at.Entry)
 		q := quorumOf(l.record.Replication, f.Slots)
-		if have := g.holders(f, q, entryKey{at.Ledger, at.Entry}); have != q.WriteSet(at.Entry) && l.record.State == meta.LedgerOpen {
+		if have := g.holders(f, q, entryKey{at.Ledger, at.Entry}); have != q.WriteSet(at.Entry) {
 			g.w.fail("3", s, "append %d is acknowledged by all, and lies on slots %b of %s", a.number, have, g.w.fragments([]meta.Fragment{f}))
 		}
 	}

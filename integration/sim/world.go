@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -101,7 +102,7 @@ type world struct {
 	topics  []*topic
 	names   map[entry.StorageUUID]string
 	disks   int
-	wiped   int
+	harmed  int // disks that were wiped, or are rotten
 	checker *meta.Store
 	ghost   *ghost
 	numbers uint64
@@ -200,6 +201,7 @@ func (w *world) newDisk(b *bookieProcess) {
 	if w.disks > len(w.bookies) {
 		w.names[u] = fmt.Sprintf("%s#%d", b.name, w.disks)
 	}
+	b.rotten = false
 	b.mem = vfs.NewMem()
 	b.mem.SetCapacity(diskSize)
 	b.disk = vfs.NewFaulty(b.mem)
@@ -280,6 +282,9 @@ func (w *world) playAndEnd() {
 	defer func() {
 		if r := recover(); r != nil {
 			w.fail("assertion", subject{}, "%v", r)
+			if w.record {
+				w.failure.Story = append(w.failure.Story, string(debug.Stack()))
+			}
 			return // whose state it was must not be touched any more
 		}
 		for _, b := range w.brokers {
@@ -609,9 +614,11 @@ func (w *world) onDisk(l meta.Ledger, e entry.EntryID, body []byte) bool {
 			gone++
 		case b.has(l.ID, e, body):
 			copies++
+		case b.rotten:
+			gone++
 		}
 	})
-	if copies < l.AckQuorum-gone || copies == 0 {
+	if copies < l.AckQuorum-min(gone, w.harmed) || copies == 0 {
 		w.fail("I1", entrySubject(l.ID, e), "%d:%d lies on %d disks of %s, %d are gone", l.ID, e, copies, w.fragments([]meta.Fragment{f}), gone)
 		return false
 	}

@@ -99,15 +99,6 @@ var plants = []plant{
 		"		case c.track.Missing(e) == 0:\n", "		case c.track.Missing(e).Len() < 2:\n",
 	},
 	{
-		"a writer changes the ensemble of a ledger in recovery", "pkg/meta",
-		"		if cur.State != LedgerOpen || cur.Nonce != l.Nonce {\n			return Ledger{}, &LedgerStateError{Op: op, Current: cur}",
-		"		if cur.State > LedgerInRecovery || cur.Nonce != l.Nonce {\n			return Ledger{}, &LedgerStateError{Op: op, Current: cur}",
-	},
-	{
-		"a writer closes a ledger in recovery", "pkg/meta",
-		"	} else if cur.State != LedgerOpen || cur.Nonce != seen.Nonce {", "	} else if cur.State > LedgerInRecovery || cur.Nonce != seen.Nonce {",
-	},
-	{
 		"an unknown outcome is told as none", "pkg/meta",
 		"	if ambiguous {\n		return ErrUnknownOutcome", "	if false {\n		return ErrUnknownOutcome",
 	},
