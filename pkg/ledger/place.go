@@ -20,7 +20,8 @@ type PlaceRequest struct {
 	// Exclude names identities that must not be chosen.
 	Exclude []entry.StorageUUID
 	// Keep, when not nil, has a slot per slot of the ensemble: one with a UUID stays as it is, one without is
-	// filled.
+	// filled. The host of one that stays is taken: the one that Candidates name, or, for a bookie
+	// whose registration lapsed, and which still has its copies, the one that the slot names.
 	Keep []meta.Slot
 	// Rand decides among equals, weighted by free space; nil takes the most space first. The same requests with
 	// the same state of Rand get the same answer, whatever the order of Candidates.
@@ -89,39 +90,43 @@ func Place(req PlaceRequest) ([]meta.Slot, error) {
 type placer struct {
 	req   PlaceRequest
 	slots []meta.Slot
-	hosts map[string]bool // taken
-	pool  []Candidate     // usable, best first among equals
-	used  []bool          // per pool index
+	hosts map[host]bool // taken
+	pool  []Candidate   // usable, best first among equals
+	used  []bool        // per pool index
 	steps int
 	fail  PlacementError
 }
 
 func newPlacer(req PlaceRequest) *placer {
-	p := &placer{req: req, slots: make([]meta.Slot, req.Replication.Ensemble), hosts: map[string]bool{}}
+	p := &placer{req: req, slots: make([]meta.Slot, req.Replication.Ensemble), hosts: map[host]bool{}}
 	copy(p.slots, req.Keep)
-	kept := map[entry.StorageUUID]bool{}
+	kept := map[entry.StorageUUID]host{} // the zero host is unknown
 	zones := map[string]bool{}
 	for _, s := range p.slots {
 		if s.UUID.IsZero() {
 			p.fail.Slots++
 			continue
 		}
-		kept[s.UUID] = true
+		kept[s.UUID] = host{hash: s.Host}
 		if s.Zone != "" {
 			zones[s.Zone] = true
 		}
 	}
-	free := map[string]bool{}
+	free := map[host]bool{}
 	for _, c := range req.Candidates {
+		_, stays := kept[c.UUID]
 		switch {
-		case kept[c.UUID]:
-			p.hosts[hostOf(c)] = true
+		case stays:
+			kept[c.UUID] = hostOf(c) // disks move
 		case c.UUID.IsZero():
 		case !c.Writable || c.Draining || slices.Contains(req.Exclude, c.UUID):
 			p.fail.Unusable++
 		default:
 			p.pool = append(p.pool, c)
 		}
+	}
+	for _, h := range kept {
+		p.hosts[h] = true
 	}
 	p.pool = slices.DeleteFunc(p.pool, func(c Candidate) bool { return p.hosts[hostOf(c)] })
 	for _, c := range p.pool {
@@ -136,12 +141,17 @@ func newPlacer(req PlaceRequest) *placer {
 	return p
 }
 
-// hostOf returns the host's name; a bookie without one is its own host.
-func hostOf(c Candidate) string {
+// host is a failure domain: by the hash of its label, or, of a bookie without one, by the bookie.
+type host struct {
+	hash uint32
+	of   entry.StorageUUID
+}
+
+func hostOf(c Candidate) host {
 	if c.Host == "" {
-		return "\x00" + string(c.UUID[:])
+		return host{of: c.UUID}
 	}
-	return c.Host
+	return host{hash: meta.HostHash(c.Host)}
 }
 
 // sortPool puts the candidates in a random order weighted by free space: each draws an exponential of rate
@@ -185,7 +195,7 @@ func (p *placer) search(i int) bool {
 			continue
 		}
 		p.used[at], p.hosts[hostOf(c)] = true, true
-		p.slots[i] = meta.Slot{UUID: c.UUID, Zone: c.Zone}
+		p.slots[i] = meta.Slot{UUID: c.UUID, Zone: c.Zone, Host: meta.HostHash(c.Host)}
 		if p.search(i + 1) {
 			return true
 		}

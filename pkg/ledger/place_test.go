@@ -142,3 +142,37 @@ func TestPlaceWeighsFreeSpace(t *testing.T) {
 		}
 	}
 }
+
+// A bookie whose registration lapsed may well be there with its copies: its host stays taken.
+func TestPlaceKnowsTheHostOfALapsedRegistration(t *testing.T) {
+	t.Parallel()
+	all := bookies("h1: h2: h3: h1: h4:")
+	place := func(keep []meta.Slot, list ...ledger.Candidate) ([]meta.Slot, error) {
+		return ledger.Place(ledger.PlaceRequest{Replication: replication(3, 3, 2, 0), Candidates: list, Keep: keep})
+	}
+	slots, err := place(nil, all[:3]...)
+	noError(t, err)
+	at := slices.IndexFunc(slots, func(s meta.Slot) bool { return s.UUID == all[0].UUID })
+	open := (at + 1) % 3
+	slots[open] = meta.Slot{}
+	if got, err := place(slots, all[3]); err == nil {
+		t.Errorf("two copies on one host: %v", got)
+	}
+	got, err := place(slots, all[3], all[4])
+	noError(t, err)
+	equal(t, all[4].UUID, got[open].UUID)
+	// What is registered now is newer than the record: the disk moved.
+	moved := all[0]
+	moved.Host = "h9"
+	got, err = place(slots, moved, all[3])
+	noError(t, err)
+	equal(t, all[3].UUID, got[open].UUID)
+	// Older records name no host: the registration alone does.
+	slots[at].Host = 0
+	if got, err := place(slots, all[0], all[3]); err == nil {
+		t.Errorf("two copies on one host: %v", got)
+	}
+	got, err = place(slots, all[3])
+	noError(t, err)
+	equal(t, all[3].UUID, got[open].UUID)
+}

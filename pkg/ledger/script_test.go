@@ -113,7 +113,7 @@ func fragmentNames(fragments []meta.Fragment) string {
 	return b.String()
 }
 
-// newScript reads "E/Qw/Qa [zones=abc…] [minzones=N] [bookies=N] [fragments=F,F…] [option=value]": the zones of b0, b1 …, the number of bookies that
+// newScript reads "E/Qw/Qa [zones=abc…] [hosts=abc…] [minzones=N] [bookies=N] [fragments=F,F…] [option=value]": the zones and hosts of b0, b1 …, the number of bookies that
 // are candidates, and the firsts of a recovery's fragments, of which the last is on b0 …, the ones before on b5 ….
 func newScript(t *testing.T, kind string, args []string) script {
 	t.Helper()
@@ -132,6 +132,8 @@ func newScript(t *testing.T, kind string, args []string) script {
 		switch key {
 		case "zones":
 			s.zones = value
+		case "hosts":
+			s.hosts = value
 		case "minzones":
 			r.MinZones = number(value)
 		case "bookies":
@@ -157,7 +159,7 @@ func newScript(t *testing.T, kind string, args []string) script {
 			if n < len(firsts)-1 {
 				at += 5
 			}
-			f.Slots = append(f.Slots, meta.Slot{UUID: scriptUUIDs[at], Zone: s.zone(at)})
+			f.Slots = append(f.Slots, meta.Slot{UUID: scriptUUIDs[at], Zone: s.zone(at), Host: meta.HostHash(s.host(at))})
 		}
 		l.Fragments = append(l.Fragments, f)
 	}
@@ -176,6 +178,7 @@ type common struct {
 	cfg     ledger.Config
 	bookies int
 	zones   string
+	hosts   string
 	gone    []int // no candidates
 	drain   []int
 	lines   []string
@@ -186,6 +189,13 @@ func (s *common) zone(i int) string {
 		return s.zones[i : i+1]
 	}
 	return ""
+}
+
+func (s *common) host(i int) string {
+	if i < len(s.hosts) {
+		return s.hosts[i : i+1]
+	}
+	return fmt.Sprint("h", i)
 }
 
 func (s *common) output() []string {
@@ -203,7 +213,7 @@ func (s *common) candidates() []ledger.Candidate {
 	for i := range s.bookies {
 		if !slices.Contains(s.gone, i) {
 			list = append(list, ledger.Candidate{
-				UUID: scriptUUIDs[i], Host: fmt.Sprint("h", i), Zone: s.zone(i), FreeBytes: 1000 - uint64(i),
+				UUID: scriptUUIDs[i], Host: s.host(i), Zone: s.zone(i), FreeBytes: 1000 - uint64(i),
 				Writable: true, Draining: slices.Contains(s.drain, i),
 			})
 		}

@@ -91,7 +91,7 @@ func TestBytesPerIdleTopic(t *testing.T) {
 	check(t, err)
 	l := f.newLedger()
 	for i := range l.Fragments[0].Slots {
-		l.Fragments[0].Slots[i] = meta.Slot{UUID: meta.NewUUID(), Zone: "eu-1" + string(rune('a'+i))}
+		l.Fragments[0].Slots[i] = meta.Slot{UUID: meta.NewUUID(), Zone: "eu-1" + string(rune('a'+i)), Host: meta.HostHash("node-" + string(rune('a'+i)))}
 	}
 	_, _, err = f.OpenLedger(ctx, f.guard, c, l, nil)
 	check(t, err)

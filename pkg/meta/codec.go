@@ -76,7 +76,7 @@ func encodeLedger(l Ledger) (string, error) {
 	for _, f := range l.Fragments {
 		p := &metav1.Fragment{First: int64(f.First)}
 		for _, slot := range f.Slots {
-			p.Slots = append(p.Slots, &metav1.Slot{Storage: slot.UUID[:], Zone: slot.Zone})
+			p.Slots = append(p.Slots, &metav1.Slot{Storage: slot.UUID[:], Zone: slot.Zone, Host: slot.Host})
 		}
 		m.Fragments = append(m.Fragments, p)
 	}
@@ -166,7 +166,7 @@ func ledgerFromProto(id entry.LedgerID, m *metav1.Ledger) (Ledger, error) {
 			if err != nil {
 				return Ledger{}, fmt.Errorf("slot: %w", err)
 			}
-			f.Slots = append(f.Slots, Slot{UUID: u, Zone: slot.Zone})
+			f.Slots = append(f.Slots, Slot{UUID: u, Zone: slot.Zone, Host: slot.Host})
 		}
 		l.Fragments = append(l.Fragments, f)
 	}

@@ -88,7 +88,7 @@ func storage(n byte) entry.StorageUUID { return entry.StorageUUID{0: n, 15: 0xee
 func fragment(first entry.EntryID, bookies ...byte) meta.Fragment {
 	f := meta.Fragment{First: first}
 	for _, n := range bookies {
-		f.Slots = append(f.Slots, meta.Slot{UUID: storage(n), Zone: "z" + string('0'+n%3)})
+		f.Slots = append(f.Slots, meta.Slot{UUID: storage(n), Zone: "z" + string('0'+n%3), Host: uint32(n)})
 	}
 	return f
 }

@@ -2,6 +2,7 @@ package meta
 
 import (
 	"fmt"
+	"hash/fnv"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -33,10 +34,24 @@ func (s LedgerState) String() string {
 	return fmt.Sprintf("LedgerState(%d)", uint8(s))
 }
 
-// Slot is one place in an ensemble: the identity of the data, and its zone as of placement.
+// Slot is one place in an ensemble: the identity of the data, and its zone and host as of placement.
 type Slot struct {
 	UUID entry.StorageUUID
 	Zone string
+	// Host is what [HostHash] makes of the host label; 0 is unknown. Labels themselves are long, and every ledger's record
+	// has three.
+	Host uint32
+}
+
+// HostHash stands for a host label in a [Slot]: its FNV-1a hash of 32 bits. An empty label is unknown, 0. Should two labels
+// ever share a hash, their bookies are taken to share a host, which is the safe side.
+func HostHash(label string) uint32 {
+	if label == "" {
+		return 0
+	}
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(label))
+	return max(h.Sum32(), 1)
 }
 
 // Fragment is a stretch of a ledger, from First on, with one ensemble.

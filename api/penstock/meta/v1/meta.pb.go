@@ -312,7 +312,10 @@ type Slot struct {
 	// Storage UUID, 16 bytes.
 	Storage []byte `protobuf:"bytes,1,opt,name=storage,proto3" json:"storage,omitempty"`
 	// Zone as of placement.
-	Zone          string `protobuf:"bytes,2,opt,name=zone,proto3" json:"zone,omitempty"`
+	Zone string `protobuf:"bytes,2,opt,name=zone,proto3" json:"zone,omitempty"`
+	// Host as of placement: FNV-1a, 32 bits, of the bookie's host label; 0 if unknown. Whoever fills another slot may not see
+	// this bookie's registration, and must not put a copy on its host.
+	Host          uint32 `protobuf:"fixed32,3,opt,name=host,proto3" json:"host,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -359,6 +362,13 @@ func (x *Slot) GetZone() string {
 		return x.Zone
 	}
 	return ""
+}
+
+func (x *Slot) GetHost() uint32 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
 }
 
 // Fragment is a stretch of a ledger with one ensemble.
@@ -1929,10 +1939,11 @@ const file_penstock_meta_v1_meta_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x01 \x01(\rR\n" +
 	"generation\x12\x12\n" +
-	"\x04next\x18\x02 \x01(\x04R\x04next\"4\n" +
+	"\x04next\x18\x02 \x01(\x04R\x04next\"H\n" +
 	"\x04Slot\x12\x18\n" +
 	"\astorage\x18\x01 \x01(\fR\astorage\x12\x12\n" +
-	"\x04zone\x18\x02 \x01(\tR\x04zone\"N\n" +
+	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\aR\x04host\"N\n" +
 	"\bFragment\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x03R\x05first\x12,\n" +
 	"\x05slots\x18\x02 \x03(\v2\x16.penstock.meta.v1.SlotR\x05slots\"]\n" +
