@@ -22,10 +22,15 @@
 //	                            checks: what was acknowledged, served, denied, promised
 //
 // What is real: the state machines of package ledger, chain and ledgerstore, quorum arithmetic and placement, segment
-// files with their recovery, admission, and all of package meta down to etcd's wire types. What stands in for
+// files with their recovery, compaction, admission, garbage collection, and all of package meta down to etcd's wire types. What stands in for
 // something: the runners around those state machines (goroutines, sockets and timers in the product, events here), the
 // network (links as package bookieclient keeps them: one connection per bookie and use, in order, answered or broken
 // as a whole), and etcd, by the model in etcdmodel, which a test compares with the real one.
+//
+// The ghost holds each word against all that was said before: what a bookie acknowledged, denied or fenced, what a writer
+// confirmed, what readers were served, how records may change. The numbers of its checks are listed in docs/testing.md. After the faults everything is healed: each topic must be served again
+// within 30 simulated seconds, and each acknowledged entry must lie where it was acknowledged, on the disks that its
+// record names.
 //
 // A method of meta.Store is straight-line code with several round trips. It runs as a coroutine that yields at each
 // of them, so what others do falls in between, and each request can be lost before or after it was applied.

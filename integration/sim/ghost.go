@@ -19,7 +19,7 @@ import (
 )
 
 // ghost knows what nobody in the cluster knows: everything that was ever said, and by whom. It holds each new word against
-// it. The numbers of invariants are those of docs/guarantees.md (I…) and of the protocol (plain).
+// it. The numbers of invariants are listed in docs/testing.md.
 type ghost struct {
 	w       *world
 	bodies  map[entryKey][]byte

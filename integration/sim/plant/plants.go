@@ -146,4 +146,12 @@ var plants = []plant{
 		"admission is not compared with what happened since", "pkg/ledgerstore",
 		"	case a.Generation != c.table.generation(a.Ledger).Load():", "	case false:",
 	},
+	{
+		"a recovery's copy is answered before its fence is on disk", "pkg/ledgerstore",
+		"		if it.rec.Term > l.term {", "		if it.rec.Term > l.acceptedTerm {",
+	},
+	{
+		"a ledger that was taken over is taken for a new one", "integration/sim",
+		"		if err == nil && got.State != meta.LedgerOpen {", "		if false {",
+	},
 }
