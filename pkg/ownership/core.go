@@ -262,6 +262,9 @@ func (c *Core) takeDone(e Taken) {
 	seized := b.seizing
 	b.seizing = false
 	if !e.OK {
+		if e.NoSuch {
+			b.known, b.wanted = false, false // nobody needs it, until somebody says so
+		}
 		c.decide(e.Bundle, b)
 		return
 	}

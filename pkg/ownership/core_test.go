@@ -179,6 +179,18 @@ func TestTwoProcessesOfOneNameDoNotFight(t *testing.T) {
 	expect(t, step(c, ownership.BrokerSeen{ID: "self"}), ownership.Take{Bundle: bundle, Owner: "self", Epoch: 8})
 }
 
+// The namespace is deleted, and its owners' keys with it: whoever held a bundle finds that out once, and forgets it.
+func TestABundleThatIsGoneIsForgotten(t *testing.T) {
+	t.Parallel()
+	c := holding(t)
+	expect(t, step(c, ownership.OwnerGone{Bundle: bundle, Rev: 20}), ownership.Reacquire{Bundle: bundle, Epoch: 7})
+	c.Step(ownership.Reacquired{Bundle: bundle, Outcome: ownership.ReacquireLost})
+	expect(t, step(c, ownership.Stopped{Bundle: bundle}, ownership.Tick{Now: time.Minute}), ownership.Take{Bundle: bundle, Epoch: 7})
+	expect(t, step(c, ownership.Taken{Bundle: bundle, NoSuch: true}, ownership.Tick{Now: 2 * time.Minute},
+		ownership.OwnerGone{Bundle: bundle, Rev: 30}, ownership.Tick{Now: 3 * time.Minute}))
+	expect(t, step(c, ownership.Wanted{Bundle: bundle}), ownership.Take{Bundle: bundle, Epoch: 7})
+}
+
 func TestAFailedTakeIsTriedAgainSoon(t *testing.T) {
 	t.Parallel()
 	c := newCore("other")

@@ -54,6 +54,8 @@ type (
 	Taken struct {
 		Bundle meta.BundleID
 		OK     bool
+		// NoSuch, when not OK, says that there is no such bundle: its namespace was deleted.
+		NoSuch bool
 		Epoch  entry.Epoch
 		Rev    int64
 	}

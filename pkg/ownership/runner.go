@@ -247,7 +247,12 @@ func (r *Runner) take(ctx context.Context, a Take) {
 		expect = meta.ExpectOwner(meta.Owner{Bundle: a.Bundle, Broker: a.Owner, Epoch: a.Epoch})
 	}
 	owner, err := r.cfg.Meta.TakeBundle(txn, a.Bundle, r.cfg.Self, grant.ID, expect)
-	if err != nil {
+	switch {
+	case errors.Is(err, meta.ErrNotFound):
+		done.NoSuch = true
+		r.cfg.Log.Debug("bundle is gone with its namespace", "bundle", a.Bundle)
+		return
+	case err != nil:
 		if ctx.Err() == nil && !errors.Is(err, meta.ErrConflict) {
 			r.cfg.Log.Warn("bundle could not be taken; trying again", "bundle", a.Bundle, "error", err)
 		}

@@ -3,6 +3,7 @@ package ownership_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -61,6 +62,7 @@ type node struct {
 	info    meta.BrokerInfo
 	host    *host
 	session *lease.Session
+	warned  *atomic.Int64
 	stop    func() // ends the process as kill -9 would, but for the connection to etcd
 }
 
@@ -83,11 +85,11 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h := newHost()
+		h, warned := newHost(), new(atomic.Int64)
 		info := meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.Now()}
 		r := ownership.New(ownership.Config{
 			Self: info,
-			Meta: store, View: cache, Session: session, Host: h,
+			Meta: store, View: cache, Session: session, Host: h, Log: slog.New(warnings{count: warned}),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -97,7 +99,7 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 			stop()
 			_ = session.Close(context.WithoutCancel(t.Context()))
 		})
-		nodes = append(nodes, &node{r, info, h, session, stop})
+		nodes = append(nodes, &node{r, info, h, session, warned, stop})
 	}
 	for _, nd := range nodes { // everyone sees everyone
 		for want := range n {
@@ -242,4 +244,43 @@ func TestADeadBrokersBundlesMoveWhenItsLeaseEnds(t *testing.T) {
 		_, ok := nodes[1-old].Guard(id)
 		return ok
 	})
+}
+
+// warnings counts what a log is told at level warn and above.
+type warnings struct {
+	slog.Handler
+	count *atomic.Int64
+}
+
+func (w warnings) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+
+func (w warnings) Handle(context.Context, slog.Record) error {
+	w.count.Add(1)
+	return nil
+}
+
+func TestBundlesOfADeletedNamespaceAreLetGo(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 2)
+	const namespace = "public/gone"
+	ns, err := store.CreateNamespace(t.Context(), namespace, meta.Policies{}, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bundle := range ns.Bundles {
+		place(t, nodes, bundle.ID)
+	}
+	if err := store.DeleteNamespace(t.Context(), namespace); err != nil {
+		t.Fatal(err)
+	}
+	for _, bundle := range ns.Bundles {
+		for _, n := range nodes {
+			await(t, func() bool { return n.Forgot(bundle.ID) })
+		}
+	}
+	for _, n := range nodes {
+		if got := n.warned.Load(); got != 0 {
+			t.Errorf("broker %s logged %d warnings", n.info.ID, got)
+		}
+	}
 }
