@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -79,12 +80,17 @@ func servePipes(t *testing.T, cfg ServerConfig, store Storage, ledgers Ledgers) 
 // scriptedStore does as it is told; a ledger up to 99 is known to it.
 type scriptedStore struct {
 	Storage
-	add  func(*ledgerstore.Add)
-	read func(context.Context, bookiewire.Read) (bookiewire.ReadReply, error)
+	add   func(*ledgerstore.Add)
+	fence func(bookiewire.Fence, func(bookiewire.FenceReply, error))
+	read  func(context.Context, bookiewire.Read) (bookiewire.ReadReply, error)
 }
 
 func (s *scriptedStore) Admission(l entry.LedgerID) (bool, uint64) { return l < 100, 0 }
 func (s *scriptedStore) Add(a *ledgerstore.Add)                    { s.add(a) }
+func (s *scriptedStore) Fence(f bookiewire.Fence, done func(bookiewire.FenceReply, error)) {
+	s.fence(f, done)
+}
+
 func (s *scriptedStore) Read(ctx context.Context, r bookiewire.Read) (bookiewire.ReadReply, error) {
 	return s.read(ctx, r)
 }
@@ -317,7 +323,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		if n := reads.Load(); n > 4+int64(cfg.MaxReads)+1 {
 			t.Errorf("%d answers of 4 MiB are held for a peer that does not read", n)
 		}
-		if used := s.reads.Used(); used > 32<<20 {
+		if used := s.reads.bytes.Used(); used > 32<<20 {
 			t.Errorf("%d bytes of 64 MiB are used", used)
 		}
 		other := l.dial(t, bookiewire.UseRequests)
@@ -328,8 +334,8 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		_ = deaf.Close()
 		_ = other.Close()
 		synctest.Wait()
-		if s.reads.Used() != 0 || s.requests.Load() != 0 {
-			t.Errorf("%d bytes, %d requests are still charged", s.reads.Used(), s.requests.Load())
+		if s.reads.bytes.Used() != 0 || s.requests.Load() != 0 {
+			t.Errorf("%d bytes, %d requests are still charged", s.reads.bytes.Used(), s.requests.Load())
 		}
 		stop()
 	})
@@ -479,5 +485,76 @@ func TestAdmissionReadsAreBounded(t *testing.T) {
 		if len(s.admitted.waiting) != 0 || s.admitted.readers != 0 {
 			t.Errorf("left: %d ledgers, %d readers", len(s.admitted.waiting), s.admitted.readers)
 		}
+	})
+}
+
+// Brokers that stand still, having asked for more than they read, hold what ordinary traffic may have. Another one fences,
+// reads what it recovers and adds all the same, and at once.
+func TestFrozenPeersHoldUpNoRecovery(t *testing.T) {
+	t.Parallel()
+	for _, most := range []int{50, 10_000} { // requests at work: the number or the bytes are used up first
+		t.Run(strconv.Itoa(most), func(t *testing.T) { t.Parallel(); frozenPeers(t, most) })
+	}
+}
+
+func frozenPeers(t *testing.T, most int) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		body := make([]byte, 1<<20)
+		store := &scriptedStore{
+			read: func(context.Context, bookiewire.Read) (bookiewire.ReadReply, error) {
+				return bookiewire.ReadReply{Entries: []bookiewire.ReadEntry{{Body: body}}}, nil
+			},
+			fence: func(_ bookiewire.Fence, done func(bookiewire.FenceReply, error)) {
+				go done(bookiewire.FenceReply{LAC: 7}, nil)
+			},
+			add: func(a *ledgerstore.Add) { go a.Done(nil) },
+		}
+		const frozen, each = 6, 50
+		s, l, stop := servePipes(t, ServerConfig{
+			ReadBytes: 16 << 20, MaxReads: 4, MaxAllRequests: most, WriteTimeout: time.Hour,
+		}, store, ledgersFunc(stuckLedgers))
+		var conns []net.Conn
+		send := func(use bookiewire.Use, fill func(*bookiewire.Encoder)) net.Conn {
+			c := l.dial(t, use)
+			conns = append(conns, c)
+			var e bookiewire.Encoder
+			fill(&e)
+			if _, err := e.WriteTo(c); err != nil {
+				t.Error(err)
+			}
+			return c
+		}
+		for range frozen {
+			send(bookiewire.UseRequests, func(e *bookiewire.Encoder) {
+				for i := range each {
+					e.Read(uint64(i+1), bookiewire.Read{Ledger: 1, Stride: 1, MaxEntries: 1, MaxBytes: 1 << 20})
+				}
+			})
+		}
+		synctest.Wait()
+		for what, c := range map[string]net.Conn{
+			"fence": send(bookiewire.UseRequests, func(e *bookiewire.Encoder) { e.Fence(1, bookiewire.Fence{Ledger: 2, Term: 1}) }),
+			"read of a recovery": send(bookiewire.UseRequests, func(e *bookiewire.Encoder) {
+				e.Read(1, bookiewire.Read{Ledger: 2, Stride: 1, MaxEntries: 1, MaxBytes: 1, Recovery: true, Term: 1})
+			}),
+			"add": send(bookiewire.UseAdds, func(e *bookiewire.Encoder) { e.Add(1, makeAdd(2, 0, "x")) }),
+		} {
+			if err := c.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if f, err := bookiewire.NewReader(c, 4096).Next(); err != nil || f.Kind == bookiewire.KindFailed {
+				t.Errorf("%s: %v %v", what, f.Kind, err)
+			}
+		}
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		synctest.Wait()
+		if s.reads.bytes.Used() != 0 || s.recovery.bytes.Used() != 0 || s.requests.Load() != 0 || s.adds.Used() != 0 {
+			t.Errorf("something is still charged: %d %d bytes, %d requests, %d bytes of adds",
+				s.reads.bytes.Used(), s.recovery.bytes.Used(), s.requests.Load(), s.adds.Used())
+		}
+		stop()
 	})
 }

@@ -7,6 +7,16 @@ import (
 	"github.com/penstock-mq/penstock/pkg/budget"
 )
 
+// readLimits bound reads over all connections.
+type readLimits struct {
+	bytes   *budget.Budget // of answers
+	readers chan struct{}  // a place for each read that asks the store
+}
+
+func newReadLimits(cfg ServerConfig) readLimits {
+	return readLimits{bytes: budget.New(cfg.ReadBytes), readers: make(chan struct{}, cfg.MaxReads)}
+}
+
 // readOverhead is what an entry in the answer to a read takes beside its body.
 const readOverhead = 64
 
@@ -43,8 +53,8 @@ func (c *conn) request(f bookiewire.Frame) error {
 }
 
 // take waits for one of the connection's slots and counts the request in flight. If the server has too many requests at
-// work it answers instead, and reports false.
-func (c *conn) take(op string, seq uint64) (bool, error) {
+// work it answers instead, unless that is urgent, and reports false.
+func (c *conn) take(op string, seq uint64, urgent bool) (bool, error) {
 	select {
 	case c.slots <- struct{}{}:
 	case <-c.ctx.Done():
@@ -54,7 +64,7 @@ func (c *conn) take(op string, seq uint64) (bool, error) {
 		<-c.slots
 		return false, err
 	}
-	if c.s.requests.Add(1) > int64(c.s.cfg.MaxAllRequests) {
+	if c.s.requests.Add(1) > int64(c.s.cfg.MaxAllRequests) && !urgent {
 		c.answer(op, seq, &bookiewire.Error{Code: bookiewire.Overloaded, Detail: "too many requests are at work"}, c.give, nil)
 		return false, nil
 	}
@@ -83,14 +93,18 @@ func (c *conn) answer(op string, seq uint64, err error, release func(), encode f
 func (c *conn) startRead(seq uint64, r bookiewire.Read) error {
 	r.MaxEntries = min(r.MaxEntries, bookiewire.MaxReadEntries)
 	r.MaxBytes = min(r.MaxBytes, bookiewire.MaxBody)
-	if ok, err := c.take("read", seq); !ok {
+	if ok, err := c.take("read", seq, r.Recovery); !ok {
 		return err
 	}
+	limits := c.s.reads
+	if r.Recovery {
+		limits = c.s.recovery
+	}
 	go func() {
-		reply, charged, err := c.carryOut(r)
+		reply, charged, err := c.carryOut(r, limits)
 		c.answer("read", seq, err, func() {
 			c.reads.Release(charged)
-			c.s.reads.Release(charged)
+			limits.bytes.Release(charged)
 			c.give()
 		}, func(e *bookiewire.Encoder) { e.ReadReply(seq, reply) })
 	}()
@@ -100,14 +114,14 @@ func (c *conn) startRead(seq uint64, r bookiewire.Read) error {
 // carryOut reads, and returns how many bytes of the budgets the reply holds. What is charged before is a guess: the
 // first entry comes however large it is. So a read that has its turn looks again whether those before it were larger
 // than guessed, and what a reply can hold beyond the budget is bounded by the number of reads at work.
-func (c *conn) carryOut(r bookiewire.Read) (reply bookiewire.ReadReply, charged int64, err error) {
+func (c *conn) carryOut(r bookiewire.Read, limits readLimits) (reply bookiewire.ReadReply, charged int64, err error) {
 	wanted := int64(max(r.MaxBytes, 64<<10))
 	for {
 		if err := c.reads.Acquire(c.ctx, wanted); err != nil {
 			return reply, 0, err
 		}
 		select {
-		case c.s.readers <- struct{}{}:
+		case limits.readers <- struct{}{}:
 		case <-c.ctx.Done():
 			c.reads.Release(wanted)
 			return reply, 0, c.ctx.Err()
@@ -115,11 +129,11 @@ func (c *conn) carryOut(r bookiewire.Read) (reply bookiewire.ReadReply, charged 
 		if c.reads.Used() <= max(c.reads.Capacity(), wanted) {
 			break
 		}
-		<-c.s.readers
+		<-limits.readers
 		c.reads.Release(wanted)
 	}
-	defer func() { <-c.s.readers }()
-	if err := c.s.reads.Acquire(c.ctx, wanted); err != nil {
+	defer func() { <-limits.readers }()
+	if err := limits.bytes.Acquire(c.ctx, wanted); err != nil {
 		c.reads.Release(wanted)
 		return reply, 0, err
 	}
@@ -130,7 +144,7 @@ func (c *conn) carryOut(r bookiewire.Read) (reply bookiewire.ReadReply, charged 
 	for i := range reply.Entries {
 		charged += int64(len(reply.Entries[i].Body)) + readOverhead
 	}
-	for _, b := range []*budget.Budget{c.reads, c.s.reads} {
+	for _, b := range []*budget.Budget{c.reads, limits.bytes} {
 		if charged > wanted {
 			b.Exceed(charged - wanted)
 		} else {
@@ -141,7 +155,7 @@ func (c *conn) carryOut(r bookiewire.Read) (reply bookiewire.ReadReply, charged 
 }
 
 func (c *conn) startFence(seq uint64, r bookiewire.Fence) error {
-	if ok, err := c.take("fence", seq); !ok {
+	if ok, err := c.take("fence", seq, true); !ok {
 		return err
 	}
 	c.s.store.Fence(r, func(reply bookiewire.FenceReply, err error) {
@@ -151,7 +165,7 @@ func (c *conn) startFence(seq uint64, r bookiewire.Fence) error {
 }
 
 func (c *conn) startWriteLAC(seq uint64, r bookiewire.WriteLAC) error {
-	if ok, err := c.take("write_lac", seq); !ok {
+	if ok, err := c.take("write_lac", seq, false); !ok {
 		return err
 	}
 	c.s.store.WriteLAC(r, func(err error) {

@@ -49,7 +49,8 @@ type ServerConfig struct {
 	// read no further. Default 128 MiB.
 	InFlightBytes int64
 	// ReadBytes is the budget of answers to reads that are not yet written; one connection may have a quarter of it, so
-	// that a peer that does not read its answers does not stop the reads of others. Default 64 MiB.
+	// that a peer that does not read its answers does not stop the reads of others. The reads of recoveries have as much
+	// for themselves. Default 64 MiB.
 	ReadBytes int64
 	// FrameBytes is the budget of frames that are larger than the slabs that connections are read into, while they
 	// arrive. Default 32 MiB.
@@ -60,9 +61,9 @@ type ServerConfig struct {
 	// further. Default 256.
 	MaxRequests int
 	// MaxAllRequests is how many requests of all connections are carried out at once, and MaxWaits how many WaitLAC may
-	// wait; further ones are refused as Overloaded. Default 16384 each.
+	// wait; further ones are refused as Overloaded, but for fences and the reads of recoveries. Default 16384 each.
 	MaxAllRequests, MaxWaits int
-	// MaxReads is how many reads ask the store at once. Default 32.
+	// MaxReads is how many reads ask the store at once; recoveries have as many for themselves. Default 32.
 	MaxReads int
 	// MaxAdmissions is how many ledgers' metadata are read at once. Default 64.
 	MaxAdmissions int
@@ -121,11 +122,11 @@ type Server struct {
 	log      *slog.Logger
 	metrics  *serverMetrics
 	adds     *budget.Budget
-	reads    *budget.Budget
+	reads    readLimits // ordinary ones
+	recovery readLimits // those of recoveries: what ordinary traffic has used up must not keep topics from their next owner
 	frames   *budget.Budget
-	readers  chan struct{} // a place for each read that asks the store
-	requests atomic.Int64  // carried out now, over all connections
-	waits    atomic.Int64  // WaitLAC that wait now
+	requests atomic.Int64 // carried out now, over all connections
+	waits    atomic.Int64 // WaitLAC that wait now
 	admitted *admissions
 	pool     sync.Pool // of *pendingAdd
 	slabs    *bookiewire.Slabs
@@ -152,9 +153,8 @@ func NewServer(cfg ServerConfig, me Identity, store Storage, ledgers Ledgers, lo
 	}
 	s.logged = rate.NewLimiter(2, 20)
 	s.adds = budget.New(s.cfg.InFlightBytes)
-	s.reads = budget.New(s.cfg.ReadBytes)
+	s.reads, s.recovery = newReadLimits(s.cfg), newReadLimits(s.cfg)
 	s.frames = budget.New(s.cfg.FrameBytes)
-	s.readers = make(chan struct{}, s.cfg.MaxReads)
 	s.metrics = newServerMetrics(registerer, s.adds)
 	s.admitted = &admissions{s: s, ledgers: ledgers, waiting: make(map[entry.LedgerID][]*pendingAdd)}
 	s.admitted.ctx, s.admitted.stop = context.WithCancel(ctx)
