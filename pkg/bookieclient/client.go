@@ -70,8 +70,9 @@ func (c Config) WithDefaults() Config {
 	return c
 }
 
-// Client carries requests to bookies. Per bookie it has two links, each with at most one connection: one for adds,
-// one for everything else, so that the bytes of a long read never stand before an acknowledgement. A link
+// Client carries requests to bookies. Per bookie it has three links, each with at most one connection: one for adds, one
+// for the fences and reads of recoveries, one for everything else, so that the bytes of a long read never stand before an
+// acknowledgement, and what readers have asked for never before the next owner of a topic. A link
 // connects when there is something to send, and never by itself: a bookie that is down costs nothing until
 // somebody wants it, and then an error at once while the pause after the last failure lasts.
 //
@@ -99,8 +100,8 @@ type Client struct {
 }
 
 type peer struct {
-	adds     *adds
-	requests *requests
+	adds                 *adds
+	requests, recoveries *requests
 }
 
 // New returns a Client that is connected to nobody yet. registerer may be nil.
@@ -149,6 +150,8 @@ func (c *Client) Add(to entry.StorageUUID, a *bookiewire.Add, done func(error)) 
 // Read reads entries. When ctx ends first, done hears Disconnected. The bodies are the caller's.
 func (c *Client) Read(ctx context.Context, to entry.StorageUUID, r bookiewire.Read, done func(bookiewire.ReadReply, error)) {
 	c.request(ctx, to, &request{
+		recovery: r.Recovery,
+
 		encode: func(e *bookiewire.Encoder, id uint64) { e.Read(id, r) },
 		decode: func(f bookiewire.Frame) (any, error) { return f.Own().ReadReply() },
 		finish: func(reply any, err error) {
@@ -161,6 +164,8 @@ func (c *Client) Read(ctx context.Context, to entry.StorageUUID, r bookiewire.Re
 // Fence raises a ledger's term. When ctx ends first, done hears Disconnected.
 func (c *Client) Fence(ctx context.Context, to entry.StorageUUID, r bookiewire.Fence, done func(bookiewire.FenceReply, error)) {
 	c.request(ctx, to, &request{
+		recovery: true,
+
 		encode: func(e *bookiewire.Encoder, id uint64) { e.Fence(id, r) },
 		decode: func(f bookiewire.Frame) (any, error) { return f.FenceReply() },
 		finish: func(reply any, err error) {
@@ -203,7 +208,11 @@ func (c *Client) WaitLAC(ctx context.Context, to entry.StorageUUID, r bookiewire
 
 func (c *Client) request(ctx context.Context, to entry.StorageUUID, r *request) {
 	p, err := c.peer(to)
-	if err == nil {
+	switch {
+	case err != nil:
+	case r.recovery:
+		err = p.recoveries.submit(ctx, r)
+	default:
 		err = p.requests.submit(ctx, r)
 	}
 	if err != nil {
@@ -230,12 +239,13 @@ func (c *Client) peer(to entry.StorageUUID) (*peer, error) {
 	if p := c.peers[to]; p != nil {
 		return p, nil
 	}
-	p = &peer{adds: newAdds(c), requests: newRequests(c)}
+	p = &peer{adds: newAdds(c), requests: newRequests(c), recoveries: newRequests(c)}
 	c.peers[to] = p
-	for _, l := range []*link{
-		{c: c, to: to, use: bookiewire.UseAdds, ex: p.adds, wake: p.adds.wake},
-		{c: c, to: to, use: bookiewire.UseRequests, ex: p.requests, wake: p.requests.wake},
-	} {
+	requests, recoveries := newLink(c, to, p.requests, p.requests.wake), newLink(c, to, p.recoveries, p.recoveries.wake)
+	adds := newLink(c, to, p.adds, p.adds.wake)
+	adds.use = bookiewire.UseAdds
+	p.requests.link, p.recoveries.link = &requests.state, &recoveries.state
+	for _, l := range []*link{adds, requests, recoveries} {
 		c.wg.Go(func() { l.run(c.ctx) })
 	}
 	return p, nil

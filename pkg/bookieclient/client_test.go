@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -219,22 +220,24 @@ func TestClientRequestsAreAnsweredInAnyOrder(t *testing.T) {
 			entries = reply.Entries
 			r.note(fmt.Sprintf("read lac %d", reply.LAC))(err)
 		})
-		c.Fence(t.Context(), b, bookiewire.Fence{Ledger: 1, Term: 5}, func(reply bookiewire.FenceReply, err error) {
-			r.note(fmt.Sprintf("fence lac %d", reply.LAC))(err)
-		})
+		go func() {
+			reply, err := c.WaitLAC(t.Context(), b, bookiewire.WaitLAC{Ledger: 1, After: 5, Timeout: time.Second})
+			r.note(fmt.Sprintf("wait lac %d", reply.LAC))(err)
+		}()
+		synctest.Wait()
 		go func() { r.note("lac")(c.WriteLAC(t.Context(), b, bookiewire.WriteLAC{Ledger: 1, LAC: 3})) }()
 		p := d.accept(b)
 		if p.use != bookiewire.UseRequests {
 			t.Fatalf("use %d", p.use)
 		}
-		read, fence, lac := p.next().Own(), p.next().Own(), p.next().Own()
+		read, wait, lac := p.next().Own(), p.next().Own(), p.next().Own()
 		if rd, err := read.Read(); err != nil || rd.First != 2 {
 			t.Fatalf("%+v %v", rd, err)
 		}
 		big := bytes.Repeat([]byte("z"), 100_000)
 		p.send(func(e *bookiewire.Encoder) {
 			e.WriteLACReply(lac.Seq)
-			e.FenceReply(fence.Seq, bookiewire.FenceReply{LAC: 7})
+			e.WaitLACReply(wait.Seq, bookiewire.WaitLACReply{LAC: 7})
 		})
 		synctest.Wait()
 		p.send(func(e *bookiewire.Encoder) {
@@ -242,7 +245,7 @@ func TestClientRequestsAreAnsweredInAnyOrder(t *testing.T) {
 			e.Pong(0)
 		})
 		synctest.Wait()
-		if got := r.take(); got != "[lac:OK fence lac 7:OK read lac 9:OK]" && got != "[fence lac 7:OK lac:OK read lac 9:OK]" {
+		if got := r.take(); got != "[lac:OK wait lac 7:OK read lac 9:OK]" && got != "[wait lac 7:OK lac:OK read lac 9:OK]" {
 			t.Fatal(got)
 		}
 		if len(entries) != 2 || !bytes.Equal(entries[0].Body, big) || string(entries[1].Body) != "s" {
@@ -383,7 +386,8 @@ func TestClientLateRequestFailsAlone(t *testing.T) {
 		defer c.Close()
 		b := FakeUUID(1)
 		var r recorder
-		c.Fence(t.Context(), b, bookiewire.Fence{Ledger: 1, Term: 1}, func(_ bookiewire.FenceReply, err error) { r.note("fence")(err) })
+		go func() { r.note("write")(c.WriteLAC(t.Context(), b, bookiewire.WriteLAC{Ledger: 1})) }()
+		synctest.Wait()
 		go func() {
 			_, err := c.WaitLAC(t.Context(), b, bookiewire.WaitLAC{Ledger: 1, Timeout: 20 * time.Second})
 			r.note("wait")(err)
@@ -403,9 +407,38 @@ func TestClientLateRequestFailsAlone(t *testing.T) {
 			}
 		}()
 		time.Sleep(12 * time.Second)
-		r.expect(t, "fence:Disconnected")
+		r.expect(t, "write:Disconnected")
 		p.send(func(e *bookiewire.Encoder) { e.WaitLACReply(wait, bookiewire.WaitLACReply{LAC: 1}) })
 		r.expect(t, "wait:OK")
+	})
+}
+
+// Fences and the reads of recoveries have a connection of their own: what ordinary requests wait for does not hold them up.
+// One that is given up tells how far it came.
+func TestRecoveriesPassOrdinaryRequests(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDialer(t)
+		c := newClient(d, Config{MaxRequests: 1})
+		defer c.Close()
+		b := FakeUUID(1)
+		var r recorder
+		c.Read(t.Context(), b, bookiewire.Read{Ledger: 1, Stride: 1, MaxEntries: 1}, func(_ bookiewire.ReadReply, err error) { r.note("read")(err) })
+		ordinary := d.accept(b)
+		ordinary.next() // and nothing comes of it
+		c.Fence(t.Context(), b, bookiewire.Fence{Ledger: 1, Term: 1}, func(_ bookiewire.FenceReply, err error) { r.note("fence")(err) })
+		p := d.accept(b)
+		fence := p.next().Seq
+		p.send(func(e *bookiewire.Encoder) { e.FenceReply(fence, bookiewire.FenceReply{}) })
+		r.expect(t, "fence:OK")
+		ctx, cancel := context.WithCancel(t.Context())
+		why := make(chan error, 1)
+		c.Read(ctx, b, bookiewire.Read{Ledger: 1, Stride: 1, MaxEntries: 1, Recovery: true, Term: 1}, func(_ bookiewire.ReadReply, err error) { why <- err })
+		p.next()
+		cancel()
+		if err := <-why; !strings.Contains(err.Error(), "not answered; link: connected to") {
+			t.Errorf("a request that is given up: %v", err)
+		}
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,10 +38,38 @@ type link struct {
 	ex   exchange
 	wake chan struct{}
 
+	state linkState
+
 	// Owned by run.
 	backoff   time.Duration
 	notBefore time.Time
 	lastErr   *bookiewire.Error
+}
+
+// newLink makes a link for requests that is not connected.
+func newLink(c *Client, to entry.StorageUUID, ex exchange, wake chan struct{}) *link {
+	l := &link{c: c, to: to, use: bookiewire.UseRequests, ex: ex, wake: wake}
+	l.state.set("not connected")
+	return l
+}
+
+// linkState is what a link is doing, for the errors of requests that are given up meanwhile.
+type linkState struct {
+	mu    sync.Mutex
+	doing string
+	since time.Time
+}
+
+func (s *linkState) set(doing string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doing, s.since = doing, time.Now()
+}
+
+func (s *linkState) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("%s for %v", s.doing, time.Since(s.since).Round(time.Millisecond))
 }
 
 const (
@@ -52,6 +81,7 @@ const (
 
 func (l *link) run(ctx context.Context) {
 	for {
+		l.state.set("not connected")
 		select {
 		case <-ctx.Done():
 			l.ex.fail(disconnected("client is closed"))
@@ -76,6 +106,7 @@ func (l *link) run(ctx context.Context) {
 		}
 		l.lastErr = nil
 		l.c.metrics.connections.Inc()
+		l.state.set("connected to " + conn.RemoteAddr().String())
 		answered, cause := l.serve(ctx, conn)
 		l.c.metrics.connections.Dec()
 		l.c.metrics.disconnects.Inc()
@@ -106,6 +137,7 @@ func (l *link) connect(ctx context.Context) (net.Conn, *bookiewire.Error) {
 	if !ok {
 		return nil, disconnected("no address known for storage " + l.to.String())
 	}
+	l.state.set("connecting to " + addr)
 	dialCtx, cancel := context.WithTimeout(ctx, l.c.cfg.DialTimeout)
 	defer cancel()
 	conn, err := l.c.cfg.Dial(dialCtx, addr)
@@ -114,6 +146,7 @@ func (l *link) connect(ctx context.Context) (net.Conn, *bookiewire.Error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
+	l.state.set("shaking hands with " + addr)
 	w, err := l.shakeHands(conn)
 	if err != nil {
 		_ = conn.Close()

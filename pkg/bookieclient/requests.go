@@ -11,6 +11,8 @@ import (
 
 // request is a read, a fence, or a LAC written or waited for.
 type request struct {
+	recovery bool // it goes with those of recoveries
+
 	extra  time.Duration // what it may take beyond the timeout
 	encode func(*bookiewire.Encoder, uint64)
 	decode func(bookiewire.Frame) (any, error)
@@ -28,6 +30,7 @@ type requests struct {
 	timeout time.Duration
 	late    *refusals
 	wake    chan struct{}
+	link    fmt.Stringer // what the link is doing
 
 	mu     sync.Mutex
 	next   uint64
@@ -58,13 +61,22 @@ func (x *requests) submit(ctx context.Context, r *request) error {
 	if ctx.Done() != nil {
 		r.stop = context.AfterFunc(ctx, func() {
 			if x.end(r) {
-				x.late.add(func() { r.finish(nil, disconnected(context.Cause(ctx).Error())) })
+				given := fmt.Sprintf("given up (%v) while %s; link: %s", context.Cause(ctx), r.progress(), x.link)
+				x.late.add(func() { r.finish(nil, disconnected(given)) })
 			}
 		})
 	}
 	x.mu.Unlock()
 	wake(x.wake)
 	return nil
+}
+
+// progress is how far a request has come that has ended. Its id does not change any more.
+func (r *request) progress() string {
+	if r.id == 0 {
+		return "not sent"
+	}
+	return "not answered"
 }
 
 // end claims the right to answer r.
