@@ -258,6 +258,7 @@ func (r *recovery) close(ctx context.Context, m meta.Ledger, end *RecoveryEnd, l
 type recoveryRun struct {
 	env  Env
 	core *RecoveryCore
+	said answers
 
 	mu     sync.Mutex
 	inbox  []func(*RecoveryCore)
@@ -266,7 +267,7 @@ type recoveryRun struct {
 }
 
 func newRecoveryRun(env Env, core *RecoveryCore) *recoveryRun {
-	return &recoveryRun{env: env, core: core, signal: make(chan struct{}, 1)}
+	return &recoveryRun{env: env, core: core, said: newAnswers(), signal: make(chan struct{}, 1)}
 }
 
 func (r *recoveryRun) post(ev func(*RecoveryCore)) {
@@ -299,7 +300,8 @@ func (r *recoveryRun) run(ctx context.Context) (*RecoveryEnd, error) {
 		}
 		rd := r.core.Ready()
 		if rd.Abort != nil {
-			return nil, rd.Abort
+			cancel() // whoever has not answered says now how far the request came
+			return nil, r.said.explain(rd.Abort, r.core.slots())
 		}
 		if rd.Finish != nil {
 			return rd.Finish, nil
@@ -327,14 +329,20 @@ func (r *recoveryRun) run(ctx context.Context) (*RecoveryEnd, error) {
 func (r *recoveryRun) carryOut(ctx context.Context, rd *RecoveryReady) {
 	m, f := r.core.Ledger(), r.core.Fragment()
 	rd.Fence.Each(func(i int) {
-		r.env.Bookies.Fence(ctx, f.Slots[i].UUID, bookiewire.Fence{Ledger: m.ID, Term: m.Term}, func(reply bookiewire.FenceReply, err error) {
+		uuid := f.Slots[i].UUID
+		r.said.ask(uuid)
+		r.env.Bookies.Fence(ctx, uuid, bookiewire.Fence{Ledger: m.ID, Term: m.Term}, func(reply bookiewire.FenceReply, err error) {
+			r.said.note(uuid, "fence", err)
 			r.post(func(c *RecoveryCore) { c.FenceDone(i, reply.LAC, codeOf(err)) })
 		})
 	})
 	for _, read := range rd.Reads {
 		q := bookiewire.Read{Ledger: m.ID, First: read.Entry, Stride: 1, MaxEntries: 1, MaxBytes: 1, Recovery: true, Term: m.Term}
 		read.Slots.Each(func(i int) {
-			r.env.Bookies.Read(ctx, f.Slots[i].UUID, q, func(reply bookiewire.ReadReply, err error) {
+			uuid := f.Slots[i].UUID
+			r.said.ask(uuid)
+			r.env.Bookies.Read(ctx, uuid, q, func(reply bookiewire.ReadReply, err error) {
+				r.said.note(uuid, "read", err)
 				r.post(func(c *RecoveryCore) {
 					code := codeOf(err)
 					if code != bookiewire.OK {
@@ -357,7 +365,9 @@ func (r *recoveryRun) carryOut(ctx context.Context, rd *RecoveryReady) {
 		}
 		s.Slots.Each(func(i int) {
 			uuid := s.Ensemble[i].UUID
+			r.said.ask(uuid)
 			r.env.Bookies.Add(uuid, add, func(err error) {
+				r.said.note(uuid, "write back", err)
 				r.post(func(c *RecoveryCore) { c.AddDone(s.Entry, i, uuid, codeOf(err)) })
 			})
 		})

@@ -152,6 +152,17 @@ func (c *RecoveryCore) Ledger() meta.Ledger { return c.m }
 // Fragment returns the fragment that fences and reads go to.
 func (c *RecoveryCore) Fragment() meta.Fragment { return c.f }
 
+// slots returns the bookies that this attempt has to do with: those read from, and those written to instead.
+func (c *RecoveryCore) slots() []meta.Slot {
+	all := slices.Clone(c.f.Slots)
+	for i, s := range c.ensemble {
+		if s.UUID != c.f.Slots[i].UUID {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
 // Base returns the LAC that the recovery started from, and sends along: frozen.
 func (c *RecoveryCore) Base() entry.EntryID { return c.base }
 
