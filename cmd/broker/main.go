@@ -2,7 +2,7 @@
 //
 // Settings come from flags, the environment (PENSTOCK_…) or a YAML file (--config), in that order. It exits with 0 after
 // SIGINT or SIGTERM, once its bundles are handed over; 1 if it failed; 2 for a setting that is wrong or a port that is
-// taken.
+// taken; 5 if another process has its id.
 package main
 
 import (

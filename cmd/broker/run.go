@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/broker"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/ownership"
 )
 
 // maxMessageKiB bounds the largest message that can be configured; bookies take entries of about that size.
@@ -39,10 +40,17 @@ func run(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}.Run(ctx, args, out, errOut)
 }
 
+// exitRefused says that another process has the broker's id.
+const exitRefused = 5
+
 func exitCode(err error) int {
 	var listen *broker.ListenError
-	if errors.As(err, &listen) {
+	var taken *ownership.IDTakenError
+	switch {
+	case errors.As(err, &listen):
 		return daemon.ExitUsage
+	case errors.As(err, &taken):
+		return exitRefused
 	}
 	return daemon.ExitFailed
 }

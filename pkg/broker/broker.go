@@ -78,6 +78,7 @@ func New(cfg Config, deps Deps) (*Broker, error) {
 	b.life, b.end = context.WithCancel(context.Background())
 	b.owner = ownership.New(ownership.Config{
 		Self: cfg.Self, Meta: deps.Meta, View: deps.Cache, Session: deps.Session, Host: b, Log: deps.Log,
+		Probe: func(ctx context.Context, k meta.BrokerInfo) ownership.Presence { return presence(ctx, cfg.Self, k) },
 	})
 	b.peers = newPeers(cfg.Self.ID, b.owner, deps.Log)
 	b.metrics = newMetrics(deps.Registerer, b)
@@ -170,7 +171,7 @@ func (b *Broker) Ready() error {
 }
 
 func (b *Broker) registered() error {
-	if _, ok := b.deps.Cache.Broker(b.cfg.Self.ID); !ok {
+	if k, ok := b.deps.Cache.Broker(b.cfg.Self.ID); !ok || ownership.LifeOf(k) != ownership.LifeOf(b.cfg.Self) {
 		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "broker is not registered yet")
 	}
 	return nil

@@ -91,7 +91,7 @@ type Node struct {
 }
 
 // StartNode brings a broker up and returns when it takes requests and others know of it. It waits for etcd as long as ctx lives. Errors:
-// *[ListenError], *meta.FeatureLevelError, ctx's.
+// *[ListenError], *ownership.IDTakenError, *meta.FeatureLevelError, ctx's.
 func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err error) {
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	n := &Node{cfg: cfg, env: env, log: env.Log, cancel: cancel, failed: make(chan error, 1)}
@@ -238,6 +238,13 @@ func (n *Node) serve(life context.Context) {
 	)
 	n.broker.Register(n.grpc)
 	n.wg.Go(func() { n.broker.Run(life) })
+	n.wg.Go(func() {
+		select {
+		case err := <-n.broker.owner.Failed():
+			n.fail(err)
+		case <-life.Done():
+		}
+	})
 	n.wg.Go(func() {
 		if err := n.grpc.Serve(n.grpcListener); err != nil {
 			n.fail(fmt.Errorf("serve clients: %w", err))

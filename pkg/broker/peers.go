@@ -16,6 +16,7 @@ import (
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/ownership"
 )
 
 // redialTimeout bounds the one connection attempt that tells a dead process from a broken stream.
@@ -201,6 +202,41 @@ func refused(ctx context.Context, address string) bool {
 	}
 	conn.Close()
 	return false
+}
+
+// presenceTimeout is how long a process that may have our id has for its word.
+const presenceTimeout = time.Second
+
+// presence asks the address of a registration under our own id who answers there.
+func presence(ctx context.Context, self, registered meta.BrokerInfo) ownership.Presence {
+	if registered.Peer == self.Peer {
+		return ownership.PresenceGone // the port is this process's now
+	}
+	ctx, cancel := context.WithTimeout(ctx, presenceTimeout)
+	defer cancel()
+	if refused(ctx, registered.Peer) {
+		return ownership.PresenceGone
+	}
+	conn, err := grpc.NewClient("passthrough:///"+registered.Peer, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return ownership.PresenceUnknown
+	}
+	defer conn.Close()
+	stream, err := brokerv1.NewPubSubClient(conn).Ping(ctx)
+	if err != nil {
+		return ownership.PresenceUnknown
+	}
+	if err := stream.Send(&brokerv1.PingRequest{From: self.ID, Seq: 1}); err != nil {
+		return ownership.PresenceUnknown
+	}
+	pong, err := stream.Recv()
+	switch {
+	case err != nil, pong.GetFrom() == self.ID && pong.GetDraining(): // it is ending
+		return ownership.PresenceUnknown
+	case pong.GetFrom() != self.ID:
+		return ownership.PresenceGone // another broker has the port
+	}
+	return ownership.PresenceAlive
 }
 
 // pinged is the answering side of a ping stream.

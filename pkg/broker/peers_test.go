@@ -11,6 +11,7 @@ import (
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/ownership"
 )
 
 // told records what a listener hears.
@@ -115,4 +116,43 @@ func TestAPeerIsTrustedThenDrainsThenIsGone(t *testing.T) {
 	}
 	heard.await(t, "peer refuses")
 	b.work.Wait()
+}
+
+func TestPresence(t *testing.T) {
+	t.Parallel()
+	self := meta.BrokerInfo{ID: "b1", Peer: "127.0.0.1:1"}
+	ask := func(addr string, want ownership.Presence) {
+		t.Helper()
+		if got := presence(t.Context(), self, meta.BrokerInfo{ID: "b1", Peer: addr}); got != want {
+			t.Errorf("presence %d, want %d", got, want)
+		}
+	}
+	serve := func(id string) (*Broker, string, func()) {
+		b := &Broker{drains: make(chan struct{}), drained: make(chan struct{})}
+		b.cfg.Self.ID = id
+		b.life, b.end = context.WithCancel(t.Context())
+		l := listen(t)
+		server := grpc.NewServer()
+		brokerv1.RegisterPubSubServer(server, &pingServer{b: b})
+		served := make(chan error, 1)
+		go func() { served <- server.Serve(l) }()
+		return b, l.Addr().String(), func() {
+			server.Stop()
+			if err := <-served; err != nil {
+				t.Error(err)
+			}
+			b.work.Wait()
+		}
+	}
+	same, addr, stop := serve("b1")
+	ask(addr, ownership.PresenceAlive)
+	same.draining.Store(true)
+	ask(addr, ownership.PresenceUnknown) // it is about to end
+	stop()
+	ask(addr, ownership.PresenceGone)
+	_, addr, stop = serve("b2")
+	ask(addr, ownership.PresenceGone) // another broker has the port
+	stop()
+	ask(self.Peer, ownership.PresenceGone)                    // this process has it
+	ask(listen(t).Addr().String(), ownership.PresenceUnknown) // it stands still
 }

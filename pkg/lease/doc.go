@@ -4,7 +4,7 @@
 //	defer session.Close(ctx)
 //	for {
 //		grant, err := session.Wait(ctx)        // the lease of now
-//		store.RegisterBroker(ctx, me, grant.ID)
+//		store.RegisterBroker(ctx, me, grant.ID, 0)
 //		<-grant.Lost()                         // etcd said that it is gone: register again under the next
 //	}
 //

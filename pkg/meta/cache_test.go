@@ -62,8 +62,8 @@ func TestCacheFollows(t *testing.T) {
 		t.Fatalf("a topic of a revision that was waited for: %+v", got)
 	}
 	doomed := newLease(t)
-	check(t, f.RegisterBroker(ctx, broker("b2"), f.lease))
-	check(t, f.RegisterBroker(ctx, broker("b1"), doomed))
+	check(t, f.RegisterBroker(ctx, broker("b2"), f.lease, 0))
+	check(t, f.RegisterBroker(ctx, broker("b1"), doomed, 0))
 	for n := byte(2); n > 0; n-- {
 		id := fmt.Sprintf("k%d", n)
 		check(t, f.CreateCookie(ctx, meta.Cookie{ID: id, UUID: storage(n)}))

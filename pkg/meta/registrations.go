@@ -12,8 +12,22 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 )
 
-// RegisterBroker announces a live broker under its lease, in place of an earlier registration of that id.
-func (s *Store) RegisterBroker(ctx context.Context, b BrokerInfo, lease clientv3.LeaseID) error {
+// BrokerRegisteredError says that a broker id is registered under another lease that is alive: by another process, or
+// by an earlier life of the caller's that died less than its lease's TTL ago.
+type BrokerRegisteredError struct {
+	Info  BrokerInfo
+	Lease clientv3.LeaseID
+}
+
+// Error implements error.
+func (e *BrokerRegisteredError) Error() string {
+	return fmt.Sprintf("broker %s is registered at %s", e.Info.ID, e.Info.Peer)
+}
+
+// RegisterBroker announces a live broker under its lease. Its id must not be registered under another lease
+// ([*BrokerRegisteredError]). over, if not 0, is the lease of such a registration whose process the caller knows to be
+// gone.
+func (s *Store) RegisterBroker(ctx context.Context, b BrokerInfo, lease, over clientv3.LeaseID) error {
 	const op = "register broker"
 	if err := checkID("broker", b.ID); err != nil {
 		return fmt.Errorf("%s: %w", op, err)
@@ -22,8 +36,32 @@ func (s *Store) RegisterBroker(ctx context.Context, b BrokerInfo, lease clientv3
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
-	_, err = s.commit(ctx, op, nil, []clientv3.Op{clientv3.OpPut(s.brokerKey(b.ID), value, clientv3.WithLease(lease))}, nil)
-	return err
+	key := s.brokerKey(b.ID)
+	for seen := int64(0); ; {
+		var t txn
+		t.compareRev(key, seen)
+		t.put(key, value, clientv3.WithLease(lease))
+		resp, err := s.commitTxn(ctx, op, &t)
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded {
+			return nil
+		}
+		kv := t.results(resp)[key]
+		if kv == nil {
+			seen = 0 // its lease has just ended
+			continue
+		}
+		if holder := clientv3.LeaseID(kv.Lease); holder != lease && (holder != over || over == 0) {
+			info, err := decodeBroker(key, kv.Value)
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("%s: %w", op, &BrokerRegisteredError{Info: info, Lease: holder})
+		}
+		seen = kv.ModRevision
+	}
 }
 
 // DeregisterBroker withdraws the registration made under lease. One that is gone, or another's, is no error.

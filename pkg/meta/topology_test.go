@@ -352,12 +352,31 @@ func TestIdentities(t *testing.T) {
 	if len(all) != 2 || all[0].UUID != storage(2) || all[1].UUID != storage(1) || !all[1].Retired {
 		t.Fatalf("cookies %+v", all)
 	}
-	if err := f.RegisterBroker(ctx, meta.BrokerInfo{ID: "a/b"}, f.lease); !errors.Is(err, meta.ErrInvalid) {
+	if err := f.RegisterBroker(ctx, meta.BrokerInfo{ID: "a/b"}, f.lease, 0); !errors.Is(err, meta.ErrInvalid) {
 		t.Fatalf("got %v", err)
 	}
-	if err := f.RegisterBroker(ctx, broker("b1"), 12345); !errors.Is(err, meta.ErrLease) {
+	if err := f.RegisterBroker(ctx, broker("b1"), 12345, 0); !errors.Is(err, meta.ErrLease) {
 		t.Fatalf("registered under no lease: %v", err)
 	}
+}
+
+func TestABrokerIDIsOneProcesss(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	first, second := newLease(t), newLease(t)
+	check(t, f.RegisterBroker(ctx, broker("b1"), first, 0))
+	check(t, f.RegisterBroker(ctx, broker("b1"), first, 0))
+	var registered *meta.BrokerRegisteredError
+	if err := f.RegisterBroker(ctx, broker("b1"), second, 0); !errors.As(err, &registered) || registered.Lease != first || registered.Info.ID != "b1" {
+		t.Fatalf("registered beside a live one: %v", err)
+	}
+	if err := f.RegisterBroker(ctx, broker("b1"), second, newLease(t)); !errors.As(err, &registered) {
+		t.Fatalf("registered over another one than meant: %v", err)
+	}
+	check(t, f.RegisterBroker(ctx, broker("b1"), second, first))
+	check(t, f.DeregisterBroker(ctx, "b1", second))
+	check(t, f.RegisterBroker(ctx, broker("b1"), first, 0))
 }
 
 // A record that can't be understood is an error that names its key, whoever reads it; nothing is decided by it.

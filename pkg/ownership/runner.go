@@ -40,14 +40,40 @@ type Host interface {
 	Stop(ctx context.Context, g meta.Guard, why Reason, next string)
 }
 
-// Config is what a [Runner] works with; all fields but Log are required.
+// Presence is what became of the process that a registration names.
+type Presence uint8
+
+// The kinds of presence.
+const (
+	// PresenceUnknown: it may live, or is about to end. Its lease decides.
+	PresenceUnknown Presence = iota
+	// PresenceGone: nobody is there any more, or somebody else is.
+	PresenceGone
+	// PresenceAlive: it answers.
+	PresenceAlive
+)
+
+// IDTakenError says that another process has this broker's id. There is nothing to do but to end: brokers and clients
+// could not tell one from the other.
+type IDTakenError struct {
+	ID, Peer string // Peer is where the other process is
+}
+
+// Error says what to do.
+func (e *IDTakenError) Error() string {
+	return fmt.Sprintf("another process is broker %q, at %s: stop one of the two, or give each its own --broker-id", e.ID, e.Peer)
+}
+
+// Config is what a [Runner] works with; all fields but Log and Probe are required.
 type Config struct {
 	Self    meta.BrokerInfo
 	Meta    *meta.Store
 	View    View
 	Session *lease.Session
 	Host    Host
-	Log     *slog.Logger
+	// Probe finds out what became of the process of a registration under this broker's id; nil never knows.
+	Probe func(ctx context.Context, b meta.BrokerInfo) Presence
+	Log   *slog.Logger
 }
 
 // Runner drives a [Core]: it announces the broker, follows the watch cache and the lease, and carries actions out.
@@ -63,8 +89,9 @@ type Runner struct {
 	changed chan struct{} // closed and replaced whenever the core has taken a step
 	wake    chan struct{}
 
-	start time.Time
-	work  sync.WaitGroup
+	start  time.Time
+	work   sync.WaitGroup
+	failed chan error
 }
 
 // New makes a runner that holds nothing yet.
@@ -72,8 +99,12 @@ func New(cfg Config) *Runner {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Probe == nil {
+		cfg.Probe = func(context.Context, meta.BrokerInfo) Presence { return PresenceUnknown }
+	}
 	return &Runner{
-		cfg: cfg, core: NewCore(cfg.Self.ID, LifeOf(cfg.Self)), changed: make(chan struct{}), wake: make(chan struct{}, 1), start: time.Now(),
+		failed: make(chan error, 1),
+		cfg:    cfg, core: NewCore(cfg.Self.ID, LifeOf(cfg.Self)), changed: make(chan struct{}), wake: make(chan struct{}, 1), start: time.Now(),
 	}
 }
 
@@ -94,6 +125,16 @@ func (r *Runner) Run(ctx context.Context) {
 		case <-ticker.C:
 			r.step(Tick{Now: time.Since(r.start)})
 		}
+	}
+}
+
+// Failed receives an *[IDTakenError] once: the broker can take no bundles any more and should end.
+func (r *Runner) Failed() <-chan error { return r.failed }
+
+func (r *Runner) fail(err error) {
+	select {
+	case r.failed <- err:
+	default:
 	}
 }
 
@@ -296,23 +337,12 @@ func (r *Runner) release(ctx context.Context, a Release) {
 // announce keeps the broker registered under the lease of the moment, and reports the lease's losses.
 func (r *Runner) announce(ctx context.Context) {
 	for {
-		grant, err := r.cfg.Session.Wait(ctx)
+		grant, err := r.register(ctx)
 		if err != nil {
+			if ctx.Err() == nil && !errors.Is(err, lease.ErrClosed) {
+				r.fail(err)
+			}
 			return
-		}
-		if err := r.cfg.Meta.RegisterBroker(ctx, r.cfg.Self, grant.ID); err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			if !errors.Is(err, meta.ErrLease) {
-				r.cfg.Log.Warn("broker could not be registered; trying again", "error", err)
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(tickEvery):
-			}
-			continue
 		}
 		r.step(LeaseRenewed{})
 		select {
@@ -325,12 +355,56 @@ func (r *Runner) announce(ctx context.Context) {
 	}
 }
 
+// register registers under the lease of now, until that is done or ctx ends, or another process turns out to have the
+// id, an *[IDTakenError]. A process that is started again within the TTL of its predecessor's lease meets that one's
+// registration, and does not wait for its end unless it may still live.
+func (r *Runner) register(ctx context.Context) (*lease.Grant, error) {
+	var gone meta.BrokerRegisteredError // a registration whose process is
+	told := false
+	for {
+		grant, err := r.cfg.Session.Wait(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("wait for a lease: %w", err)
+		}
+		err = r.cfg.Meta.RegisterBroker(ctx, r.cfg.Self, grant.ID, gone.Lease)
+		var taken *meta.BrokerRegisteredError
+		switch {
+		case err == nil:
+			return grant, nil
+		case ctx.Err() != nil:
+			return nil, err //nolint:wrapcheck // the end
+		case errors.As(err, &taken):
+			switch r.cfg.Probe(ctx, taken.Info) {
+			case PresenceGone:
+				gone = *taken
+				continue
+			case PresenceAlive:
+				return nil, &IDTakenError{ID: r.cfg.Self.ID, Peer: taken.Info.Peer}
+			case PresenceUnknown:
+				if !told {
+					told = true
+					r.cfg.Log.Warn("this broker's id is registered by a process that does not answer: waiting for its lease to end",
+						"id", r.cfg.Self.ID, "addr", taken.Info.Peer)
+				}
+			}
+		case !errors.Is(err, meta.ErrLease):
+			r.cfg.Log.Warn("broker could not be registered; trying again", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(tickEvery):
+		}
+	}
+}
+
 // follow turns what the watch cache shows into events. It reports the whole picture each time; the core knows by
 // revisions what is news. Owners are read before brokers, and told after them: an owner that is registered is never
 // taken for one that is not.
 func (r *Runner) follow(ctx context.Context) {
 	live := map[string]bool{}
 	known := map[meta.BundleID]bool{}
+	registered := false
 	for {
 		brokersChanged, ownersChanged := r.cfg.View.Changed(meta.KindBrokers), r.cfg.View.Changed(meta.KindOwners)
 		rev := r.cfg.View.Revision()
@@ -341,6 +415,14 @@ func (r *Runner) follow(ctx context.Context) {
 		for _, b := range r.cfg.View.Brokers() {
 			live[b.ID] = true
 			events = append(events, BrokerSeen{ID: b.ID, Life: LifeOf(b)})
+			if b.ID == r.cfg.Self.ID {
+				// An earlier life's registration may be there before ours, but none after it.
+				mine := LifeOf(b) == LifeOf(r.cfg.Self)
+				if registered && !mine {
+					r.fail(&IDTakenError{ID: b.ID, Peer: b.Peer})
+				}
+				registered = registered || mine
+			}
 		}
 		for id := range before {
 			if !live[id] {

@@ -2,9 +2,11 @@ package ownership_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,31 +77,7 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 	}
 	var nodes []*node
 	for i := range n {
-		id := string(rune('a' + i))
-		cache := meta.NewCache(t.Context(), store)
-		t.Cleanup(cache.Close)
-		if err := cache.Synced(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		session, err := lease.NewSession(t.Context(), etcd.Client(), 2*time.Second, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		h, warned := newHost(), new(atomic.Int64)
-		info := meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.Now()}
-		r := ownership.New(ownership.Config{
-			Self: info,
-			Meta: store, View: cache, Session: session, Host: h, Log: slog.New(warnings{count: warned}),
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { defer close(done); r.Run(ctx) }()
-		stop := func() { cancel(); <-done }
-		t.Cleanup(func() {
-			stop()
-			_ = session.Close(context.WithoutCancel(t.Context()))
-		})
-		nodes = append(nodes, &node{r, info, h, session, warned, stop})
+		nodes = append(nodes, startBroker(t, store, string(rune('a'+i)), nil))
 	}
 	for _, nd := range nodes { // everyone sees everyone
 		for want := range n {
@@ -110,6 +88,34 @@ func startBrokers(t *testing.T, n int) (*meta.Store, []*node) {
 		}
 	}
 	return store, nodes
+}
+
+func startBroker(t *testing.T, store *meta.Store, id string, probe func(context.Context, meta.BrokerInfo) ownership.Presence) *node {
+	t.Helper()
+	cache := meta.NewCache(t.Context(), store)
+	t.Cleanup(cache.Close)
+	if err := cache.Synced(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	session, err := lease.NewSession(t.Context(), etcd.Client(), 2*time.Second, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, warned := newHost(), new(atomic.Int64)
+	info := meta.BrokerInfo{ID: id, URL: "penstock://" + id, Started: time.Now()}
+	r := ownership.New(ownership.Config{
+		Self: info,
+		Meta: store, View: cache, Session: session, Host: h, Probe: probe, Log: slog.New(warnings{count: warned}),
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); r.Run(ctx) }()
+	stop := func() { cancel(); <-done }
+	t.Cleanup(func() {
+		stop()
+		_ = session.Close(context.WithoutCancel(t.Context()))
+	})
+	return &node{r, info, h, session, warned, stop}
 }
 
 func canceled() context.Context {
@@ -283,4 +289,72 @@ func TestBundlesOfADeletedNamespaceAreLetGo(t *testing.T) {
 			t.Errorf("broker %s logged %d warnings", n.info.ID, got)
 		}
 	}
+}
+
+func (n *node) failure(t *testing.T) *ownership.IDTakenError {
+	t.Helper()
+	select {
+	case err := <-n.Failed():
+		var taken *ownership.IDTakenError
+		if !errors.As(err, &taken) {
+			t.Fatalf("failed with %v", err)
+		}
+		return taken
+	case <-t.Context().Done():
+		t.Fatal("the broker did not fail")
+	}
+	return nil
+}
+
+func TestASecondProcessOfALiveBrokersNameIsRefused(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 1)
+	id := firstBundle(t, store)
+	place(t, nodes, id)
+	second := startBroker(t, store, "a", func(context.Context, meta.BrokerInfo) ownership.Presence { return ownership.PresenceAlive })
+	if got := second.failure(t).Error(); !strings.Contains(got, "stop one of the two") {
+		t.Error(got)
+	}
+	if _, ok := nodes[0].Guard(id); !ok {
+		t.Error("the first one lost its bundle")
+	}
+}
+
+// The lease of a process that is gone delays nobody; and if it was not gone, it learns of its successor, and ends.
+func TestAProcessThatIsGoneIsReplacedAtOnce(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 1)
+	id := firstBundle(t, store)
+	place(t, nodes, id)
+	second := startBroker(t, store, "a", func(context.Context, meta.BrokerInfo) ownership.Presence { return ownership.PresenceGone })
+	place(t, []*node{second}, id)
+	nodes[0].failure(t)
+	if !nodes[0].session.Alive() {
+		t.Error("the second one waited for the lease of the first")
+	}
+}
+
+// A process that does not answer may be back: its lease decides.
+func TestAProcessThatIsSilentIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 1)
+	asked := make(chan struct{}, 100)
+	second := startBroker(t, store, "a", func(context.Context, meta.BrokerInfo) ownership.Presence {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		return ownership.PresenceUnknown
+	})
+	for range 3 {
+		<-asked
+	}
+	if _, ok := second.Guard(firstBundle(t, store)); ok {
+		t.Error("it did not wait")
+	}
+	nodes[0].stop()
+	if err := nodes[0].session.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	place(t, []*node{second}, firstBundle(t, store))
 }
