@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"syscall"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -65,11 +64,12 @@ func (b *bookieProcess) config() ledgerstore.Config {
 func (b *bookieProcess) boot() {
 	b.start()
 	b.waiting, b.waits = map[entry.LedgerID][]*pendingAdd{}, nil
+	hits := b.diskErrors()
 	store, err := ledgerstore.OpenByHand(b.config(), b.disk)
 	if err != nil {
 		b.w.trace(b.name, subject{}, "does not start: %v", err)
 		b.kill()
-		if !b.powerIsOff() && !errors.Is(err, syscall.EIO) {
+		if !b.powerIsOff() && b.diskErrors() == hits {
 			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
 		}
 		return
@@ -157,6 +157,14 @@ func (c collection) DeleteLedger(ctx context.Context, id entry.LedgerID) (err er
 	b.w.trace(b.name, ledgerSubject(id), "deletes %d: %v", id, err != nil)
 	b.work()
 	return err
+}
+
+// diskErrors counts the errors that the disk has shown.
+func (b *bookieProcess) diskErrors() (n int) {
+	for _, e := range b.errors {
+		n += e.Hits()
+	}
+	return n
 }
 
 // beat keeps the registration alive.
