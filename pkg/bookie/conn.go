@@ -98,7 +98,12 @@ func (c *conn) run() {
 	h, err := c.shakeHands()
 	if err != nil {
 		c.s.metrics.refused.Inc()
-		c.s.log.Debug("connection refused", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
+		// A peer that speaks the protocol is one of the cluster's, and works with something that is not so.
+		if refusal := new(bookiewire.Error); errors.As(err, &refusal) {
+			c.s.tell(slog.LevelWarn, "peer refused", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
+		} else {
+			c.s.log.Debug("connection refused", slog.String("peer", c.nc.RemoteAddr().String()), slog.Any("error", err))
+		}
 		return
 	}
 	written := make(chan struct{})

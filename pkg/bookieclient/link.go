@@ -44,6 +44,7 @@ type link struct {
 	backoff   time.Duration
 	notBefore time.Time
 	lastErr   *bookiewire.Error
+	logged    time.Time // when lastErr was
 }
 
 // newLink makes a link for requests that is not connected.
@@ -120,12 +121,16 @@ func (l *link) run(ctx context.Context) {
 	}
 }
 
-// failed makes the next attempt wait, and logs the first failure of a row.
+// repeatLog is after how long a bookie that still cannot be reached is logged again.
+const repeatLog = 30 * time.Second
+
+// failed makes the next attempt wait, and logs the first failure of a row, and one now and then.
 func (l *link) failed(err *bookiewire.Error) {
 	l.backoff = min(max(2*l.backoff, l.c.cfg.BackoffMin), l.c.cfg.BackoffMax)
 	jittered := l.backoff/2 + rand.N(l.backoff/2+1) //nolint:gosec // jitter
 	l.notBefore = time.Now().Add(jittered)
-	if l.lastErr == nil && l.c.ctx.Err() == nil {
+	if now := time.Now(); (l.lastErr == nil || now.Sub(l.logged) >= repeatLog) && l.c.ctx.Err() == nil {
+		l.logged = now
 		l.c.log.Warn("bookie cannot be reached", slog.String("storage", l.to.String()), slog.String("error", err.Detail))
 	}
 	l.lastErr = err
