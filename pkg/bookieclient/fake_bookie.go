@@ -96,7 +96,7 @@ func (n *fakeBookie) add(a *bookiewire.Add, gen uint64, then answerFunc) {
 		then(nil, refuse(bookiewire.BadRequest, "entry exists with another body"))
 		return
 	case duplicate:
-	case !a.Recovery && (n.mode == ModeFull || n.mode == ModeReadOnly && led == nil):
+	case n.mode == ModeExhausted, !a.Recovery && !a.Urgent && (n.mode == ModeFull || n.mode == ModeReadOnly && led == nil):
 		then(nil, refuse(bookiewire.ReadOnly, "disk is filling up"))
 		return
 	default:

@@ -187,10 +187,12 @@ type Mode uint8
 // The modes, see bookiewire.ReadOnly.
 const (
 	ModeWritable Mode = iota
-	// ModeReadOnly: no new ledgers but recovery's.
+	// ModeReadOnly: no new ledgers but recovery's and urgent ones.
 	ModeReadOnly
-	// ModeFull: no adds but recovery's.
+	// ModeFull: no adds but recovery's and urgent ones.
 	ModeFull
+	// ModeExhausted: no adds at all, the reserve is used up.
+	ModeExhausted
 )
 
 // SetMode sets what a bookie takes.

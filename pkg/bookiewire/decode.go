@@ -90,6 +90,7 @@ func (f Frame) Add(a *Add) error {
 		Entry:    getEntry(p[8:]),
 		Term:     entry.Term(binary.BigEndian.Uint64(p[16:])),
 		Recovery: f.recovery(),
+		Urgent:   f.raw[9]&flagUrgent != 0,
 		Nonce:    binary.BigEndian.Uint64(p[24:]),
 		LAC:      getEntry(p[32:]),
 		Checksum: binary.BigEndian.Uint32(p[40:]),

@@ -54,6 +54,7 @@ const (
 	lacFixed       = 8
 
 	flagRecovery = 1
+	flagUrgent   = 2 // of an add
 
 	// copyBelow is the size up to which a body is copied beside its header: a short copy costs less than one
 	// more buffer in the writev.
@@ -143,6 +144,9 @@ func (e *Encoder) Add(seq uint64, a *Add) {
 	var flags uint8
 	if a.Recovery {
 		flags = flagRecovery
+	}
+	if a.Urgent {
+		flags |= flagUrgent
 	}
 	f, p := e.begin(KindAdd, flags, seq, addFixed, addFixed+len(a.Body))
 	binary.BigEndian.PutUint64(p, uint64(a.Ledger))

@@ -49,12 +49,15 @@ func TestDocumentedBytes(t *testing.T) {
 	}
 	a := &Add{Ledger: 7, Entry: 3, Nonce: 0x1234, LAC: 2, Body: []byte("hello")}
 	a.Checksum = entry.Checksum(a.Ledger, a.Entry, a.Body)
+	u := *a
+	u.Urgent = true
 	for name, want := range map[string][]byte{
-		"bookie-hello":   hello,
-		"bookie-welcome": welcome,
-		"bookie-add":     encoded(t, func(e *Encoder) { e.Add(41, a) }),
-		"bookie-add-ack": encoded(t, func(e *Encoder) { e.AddAck(41, 44) }),
-		"bookie-failed":  encoded(t, func(e *Encoder) { e.Failed(45, &Error{Code: Fenced, Term: 2, Detail: "newer"}) }),
+		"bookie-hello":      hello,
+		"bookie-welcome":    welcome,
+		"bookie-add":        encoded(t, func(e *Encoder) { e.Add(41, a) }),
+		"bookie-add-urgent": encoded(t, func(e *Encoder) { e.Add(41, &u) }),
+		"bookie-add-ack":    encoded(t, func(e *Encoder) { e.AddAck(41, 44) }),
+		"bookie-failed":     encoded(t, func(e *Encoder) { e.Failed(45, &Error{Code: Fenced, Term: 2, Detail: "newer"}) }),
 		"bookie-read": encoded(t, func(e *Encoder) {
 			e.Read(1, Read{Ledger: 7, First: 3, Stride: 1, MaxEntries: 1, MaxBytes: 65536, Recovery: true, Term: 2})
 		}),

@@ -24,7 +24,8 @@ const (
 	Unknown Code = 3
 	// Fenced: a newer term is stored; Error.Term carries it.
 	Fenced Code = 4
-	// ReadOnly: the bookie takes no new ledgers, or (full) no writes but recovery's.
+	// ReadOnly: the bookie takes no new ledgers, or (full) no writes but recovery's and urgent ones; or, once its
+	// reserve is used up, not even those.
 	ReadOnly Code = 5
 	// Overloaded: the bytes in flight are at their limit; retry.
 	Overloaded Code = 6
@@ -64,6 +65,9 @@ type Add struct {
 	Term entry.Term
 	// Recovery marks a recovery's or a repair's write: it passes a fence of a term ≤ Term.
 	Recovery bool
+	// Urgent marks an add of a ledger that frees space in the end, such as consumers' acknowledgements: a bookie whose
+	// disk is full takes it as it takes a recovery's, from its reserve. It passes no fence.
+	Urgent bool
 	// Nonce is the writer's nonce, as in the ledger's metadata; checked when the ledger is new here.
 	Nonce uint64
 	// LAC is the highest entry confirmed when the add was sent; a recovery freezes it.

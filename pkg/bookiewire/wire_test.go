@@ -19,7 +19,7 @@ func uuid(b byte) entry.UUID { return entry.UUID{0: b, 15: b} }
 
 func testAdd(e entry.EntryID, body []byte) *Add {
 	return &Add{
-		Ledger: 0x0102, Entry: e, Term: 3, Recovery: true, Nonce: 0xabcdef, LAC: e - 1,
+		Ledger: 0x0102, Entry: e, Term: 3, Recovery: true, Urgent: e%2 == 1, Nonce: 0xabcdef, LAC: e - 1,
 		Checksum: entry.Checksum(0x0102, e, body), Body: body,
 	}
 }

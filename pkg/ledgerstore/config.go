@@ -21,11 +21,11 @@ type Config struct {
 	// SegmentSize is the size of a segment file in bytes; 256 MiB.
 	SegmentSize int64
 	// Spares is how many allocated files are kept beside the log, for reuse and as the reserve from which a full
-	// disk still takes fences, recovery writes and compaction; 2. Watermarks count them as free.
+	// disk still takes fences, recovery's and urgent writes, and compaction; 2. Watermarks count them as free.
 	Spares int
 	// LowRatio of the disk in use makes the store read-only for new ledgers; 0.90.
 	LowRatio float64
-	// HighRatio of the disk in use makes it take only recovery's writes and control records; 0.95.
+	// HighRatio of the disk in use makes it take only recovery's and urgent writes, and control records; 0.95.
 	HighRatio float64
 
 	// CacheBytes bounds the newest entries kept in memory; 64 MiB.
@@ -93,7 +93,7 @@ const (
 	Writable State = iota
 	// ReadOnly takes no new ledgers.
 	ReadOnly
-	// Full takes only recovery's and repair's writes, fences and other control records, deletion and compaction.
+	// Full takes only recovery's, repair's and urgent writes, fences and other control records, deletion and compaction.
 	Full
 )
 

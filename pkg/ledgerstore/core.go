@@ -87,7 +87,7 @@ type Ready struct {
 	Checks []*Check
 	// Prepare asks for the segment after the active one; then Step(Prepared). An error that is ENOSPC is followed
 	// by Reserve when something urgent needs the segment: it may be taken from the reserve. If that has none either,
-	// entries are refused, recovery's too, and control records go on as long as the active segment has room.
+	// entries are refused, urgent ones too, and control records go on as long as the active segment has room.
 	Prepare, Reserve bool
 	// Seals are complete and durable and want their footers; then Step(Sealed) for each.
 	Seals []*Segment

@@ -145,7 +145,7 @@ func (*Space) event()    {}
 func (a *Add) asItem() *item {
 	a.item = item{
 		add:    a,
-		urgent: a.Recovery,
+		urgent: a.Recovery || a.Urgent,
 		rec: segment.Record{
 			Kind: segment.KindEntry, Ledger: a.Ledger, Entry: a.Entry, LAC: a.LAC, Term: a.Term,
 			Nonce: a.Nonce, Checksum: a.Checksum, Body: a.Body,
@@ -206,24 +206,9 @@ func (c *Core) stepAdd(a *Add, upto uint64) {
 			return
 		}
 	}
-	switch {
-	case a.Recovery && c.exhausted:
-		c.reply(it, errFull)
+	if err := c.room(it, l == nil); err != nil {
+		c.reply(it, err)
 		return
-	case !a.Recovery:
-		var err error
-		switch state := c.State(); {
-		case state == Full:
-			err = errFull
-		case l == nil && state == ReadOnly:
-			err = errReadOnly
-		case c.pendingBytes > 0 && c.pendingBytes+int64(len(a.Body)) > c.pendingLimit:
-			err = errOverloaded
-		}
-		if err != nil {
-			c.reply(it, err)
-			return
-		}
 	}
 	if l == nil {
 		l = c.table.create(a.Ledger)
@@ -237,6 +222,19 @@ func (c *Core) stepAdd(a *Add, upto uint64) {
 	}
 	l.pending[a.Entry] = it
 	c.enqueue(it)
+}
+
+// room decides whether the disk, and memory, have room for an add.
+func (c *Core) room(it *item, newLedger bool) error {
+	switch state := c.State(); {
+	case it.urgent && c.exhausted, !it.urgent && state == Full:
+		return errFull
+	case !it.urgent && newLedger && state == ReadOnly:
+		return errReadOnly
+	case !it.add.Recovery && c.pendingBytes > 0 && c.pendingBytes+int64(len(it.add.Body)) > c.pendingLimit:
+		return errOverloaded
+	}
+	return nil
 }
 
 // admitUnknown decides whether an add may make its ledger known here.

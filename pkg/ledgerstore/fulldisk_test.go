@@ -112,6 +112,50 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 	}
 }
 
+// Urgent adds use the reserve up, all but what a restart and compaction need. Then they are refused, and do not wait;
+// fences go on, the store starts again, and deletion gives them room.
+func TestUrgentAddsUseTheReserve(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	cfg := small()
+	cfg.Spares = 2
+	s := openStore(t, cfg, fs)
+	stored := fillDisk(t, s, fs, 4000)
+	exhaust := func(l entry.LedgerID) (n entry.EntryID) {
+		t.Helper()
+		for ; n < 5000; n++ {
+			if err := add(s, l, n, urgent); err != nil {
+				wantCode(t, err, bookiewire.ReadOnly)
+				return n
+			}
+			wantCode(t, add(s, 1, stored), bookiewire.ReadOnly)
+		}
+		t.Fatal("urgent adds are never refused")
+		return 0
+	}
+	written := exhaust(2)
+	if written < 20 {
+		t.Fatalf("the reserve takes %d urgent adds", written)
+	}
+	if got := s.spareCount(); got != 1 {
+		t.Errorf("%d spare files are left for the start and for compaction, want 1", got)
+	}
+	_, err := fence(s, 3, 1)
+	must(t, err)
+	s = reopen(t, s)
+	for e := range written {
+		wantEntry(t, s, 2, e, body(2, e, 100))
+	}
+	_, err = fence(s, 4, 1)
+	must(t, err)
+	must(t, s.DeleteLedger(t.Context(), 1))
+	if compactAll(t, s) <= 0 {
+		t.Error("compaction frees nothing on a full disk")
+	}
+	s.look()
+	must(t, add(s, 2, written, urgent))
+}
+
 // The reserve is filled up whatever the watermarks say, as soon as the disk has room.
 func TestReserveIsFilledAgain(t *testing.T) {
 	t.Parallel()

@@ -70,6 +70,8 @@ func recoveryAdd(term entry.Term) addOption {
 	return func(a *Add) { a.Recovery, a.Term = true, term }
 }
 
+func urgent(a *Add) { a.Urgent = true }
+
 func withBody(b []byte) addOption { return func(a *Add) { a.Body = b } }
 
 func withLAC(lac entry.EntryID) addOption { return func(a *Add) { a.LAC = lac } }

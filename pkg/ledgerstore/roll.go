@@ -113,8 +113,8 @@ func (c *Core) refuseForSpace(b *Batch) {
 	c.turnAdds(false)
 }
 
-// turnAdds answers the adds in the queue that may be refused for want of space: once the reserve is used up, recovery's
-// as well.
+// turnAdds answers the adds in the queue that may be refused for want of space: once the reserve is used up, the urgent
+// ones as well.
 func (c *Core) turnAdds(urgent bool) {
 	kept := c.queue[:0]
 	for _, it := range c.queue {

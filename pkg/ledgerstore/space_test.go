@@ -57,12 +57,17 @@ func TestWatermarks(t *testing.T) {
 		must(t, add(s, 1, 1))
 		wantCode(t, add(s, 2, 0), bookiewire.ReadOnly)
 		must(t, add(s, 3, 0, recoveryAdd(1)))
+		must(t, add(s, 4, 0, urgent))
 
 		disk.set(20)
 		until(Full)
 		wantCode(t, add(s, 1, 2), bookiewire.ReadOnly)
 		must(t, add(s, 1, 1)) // stored already
+		must(t, add(s, 5, 0, urgent)) // one that is not known here, too
+		must(t, add(s, 5, 1, urgent))
+		wantCode(t, add(s, 5, 2), bookiewire.ReadOnly) // it is the add that is urgent, not the ledger
 		must(t, add(s, 1, 2, recoveryAdd(1)))
+		wantCode(t, add(s, 1, 3, urgent), bookiewire.Fenced)
 		_, err := fence(s, 9, 1)
 		must(t, err)
 		must(t, s.DeleteLedger(t.Context(), 3))
