@@ -174,16 +174,27 @@ func (l *Log) closeGap(ctx context.Context, owner string) error {
 
 // replayAgain replays the log while it goes on, unless somebody else is at it.
 func (l *Log) replayAgain(ctx context.Context) error {
-	l.mu.Lock()
-	if l.rebuild != nil {
-		l.mu.Unlock()
+	r := l.startRebuild()
+	if r == nil {
 		return nil
 	}
-	r := &rebuild{done: make(chan struct{})}
-	l.rebuild = r
-	l.mu.Unlock()
 	fresh := newState()
-	err := l.replay(ctx, &fresh)
+	return l.endRebuild(r, &fresh, l.replay(ctx, &fresh))
+}
+
+// startRebuild has what is stored from now on noted; nil if somebody else is at it.
+func (l *Log) startRebuild() *rebuild {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.rebuild != nil {
+		return nil
+	}
+	l.rebuild = &rebuild{done: make(chan struct{})}
+	return l.rebuild
+}
+
+// endRebuild puts what was replayed, and what was stored since, in the place of the log's state, or gives it up.
+func (l *Log) endRebuild(r *rebuild, fresh *state, err error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.rebuild = nil
@@ -192,12 +203,12 @@ func (l *Log) replayAgain(ctx context.Context) error {
 		return fmt.Errorf("replay: %w", err)
 	}
 	for _, e := range r.missed {
-		if err := l.applyEntry(&fresh, e); err != nil {
+		if err := l.applyEntry(fresh, e); err != nil {
 			panic(fmt.Sprintf("statelog: own entry does not parse: %v", err))
 		}
 		fresh.last = l.last
 	}
 	fresh.index.pending = l.index.pending
-	l.state = fresh
+	l.state = *fresh
 	return nil
 }
