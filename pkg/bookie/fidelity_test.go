@@ -196,14 +196,7 @@ func (r *rig) fill(state ledgerstore.State) {
 	}
 	used := usage.Total - usage.Free
 	share := map[ledgerstore.State]float64{ledgerstore.ReadOnly: 0.92, ledgerstore.Full: 0.97}[state]
-	f, err := r.fs.Create("ballast")
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(int64(share*total) - int64(used)); err != nil {
-		r.t.Fatal(err)
-	}
+	r.fs.Occupy(uint64(share*total) - used)
 	for r.store.State() != state {
 		changed := r.store.StateChanged()
 		if r.store.State() == state {

@@ -347,9 +347,7 @@ func TestBookieReportsReadOnlyAndBack(t *testing.T) {
 	if c := addTo(client, u, makeAdd(l.ID, 0, "x")); c != bookiewire.OK {
 		t.Fatal(c)
 	}
-	f, err := fs.Create("ballast")
-	w.check(err)
-	w.check(f.Truncate(93 << 20))
+	fs.Occupy(93 << 20)
 	w.await(u, func(i meta.BookieInfo, _ bool) bool { return i.State != meta.BookieWritable })
 	w.close(l, 1)
 	if c := addTo(client, u, makeAdd(w.open(u).ID, 0, "x")); c != bookiewire.ReadOnly {
@@ -358,8 +356,7 @@ func TestBookieReportsReadOnlyAndBack(t *testing.T) {
 	if body, c := readFrom(t, client, u, l.ID, 0); body != "x" {
 		t.Fatalf("read: %s", c)
 	}
-	w.check(f.Truncate(0))
-	w.check(f.Close())
+	fs.Occupy(0)
 	w.await(u, func(i meta.BookieInfo, _ bool) bool { return i.State == meta.BookieWritable })
 }
 

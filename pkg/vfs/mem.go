@@ -36,6 +36,7 @@ type Mem struct {
 	changes int
 
 	capacity uint64 // 0: unlimited
+	others   uint64 // bytes that somebody else takes
 	used     uint64
 
 	names   map[string]*inode // as programs see them
@@ -86,6 +87,13 @@ func (m *Mem) SetCapacity(n uint64) {
 	m.capacity = n
 }
 
+// Occupy has n bytes be taken by somebody else, as a large file would, which here would take as much memory.
+func (m *Mem) Occupy(n uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.others = n
+}
+
 // CutPowerAfter turns the power off once n more changes were made; a change is any call that creates, writes,
 // truncates, allocates, syncs, renames or removes. Everything then fails with [ErrPowerCut] until [Mem.Crash]. A
 // negative n takes the limit away. Running a test with n = 0, 1, 2, … visits each point at which it could be cut.
@@ -129,7 +137,7 @@ func (m *Mem) reserve(n int64) error {
 	switch {
 	case n < 0:
 		m.used -= uint64(-n)
-	case m.capacity > 0 && n > 0 && m.used+uint64(n) > m.capacity:
+	case m.capacity > 0 && n > 0 && m.used+m.others+uint64(n) > m.capacity:
 		return syscall.ENOSPC
 	default:
 		m.used += uint64(n)
@@ -382,7 +390,7 @@ func (m *Mem) Usage(dir string) (Usage, error) {
 	if total == 0 {
 		total = 1 << 40
 	}
-	return Usage{Total: total, Free: total - min(total, m.used)}, nil
+	return Usage{Total: total, Free: total - min(total, m.used+m.others)}, nil
 }
 
 // Lock locks path. The lock of before a crash is gone after it.

@@ -251,4 +251,14 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("usage after removal %+v", u)
 	}
 	must(t, f.Truncate(2000)) // a file without a name counts no more
+	m.Occupy(400)
+	g := write(t, m, "g", fill('c', 500))
+	wantErr(t, g.Truncate(601), syscall.ENOSPC)
+	must(t, g.Truncate(600))
+	m.Occupy(500) // more than there is room for
+	u, err = m.Clone().Usage(".")
+	must(t, err)
+	if u.Total != 1000 || u.Free != 0 {
+		t.Errorf("usage beside others %+v", u)
+	}
 }

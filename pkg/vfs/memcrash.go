@@ -57,7 +57,7 @@ func (m *Mem) Clone() *Mem {
 		return out
 	}
 	c := &Mem{
-		epoch: m.epoch, off: m.off, budget: m.budget, changes: m.changes, capacity: m.capacity, used: m.used,
+		epoch: m.epoch, off: m.off, budget: m.budget, changes: m.changes, capacity: m.capacity, others: m.others, used: m.used,
 		names: all(m.names), durable: all(m.durable), locks: make(map[string]*memLock),
 	}
 	for _, p := range m.pending {
