@@ -514,6 +514,7 @@ func (c *chainRun) attempt(ctx context.Context, t *task, owned *meta.Owned, run 
 		return false, &meta.LedgerStateError{Op: "recover", Current: m}
 	}
 	w.trace(b.name, ledgerSubject(m.ID), "recovers %d with term %d", m.ID, m.Term)
+	w.provoke(b)
 	r := &recoveryRun{b: b, core: ledger.NewRecoveryCore(w.ledgerConfig(), m, w.clock()), ended: func() bool { return ctx.Err() != nil }}
 	t.await(func(wake func()) {
 		r.done = wake

@@ -34,12 +34,13 @@ const (
 	SyncError    Fault = "sync-error"     // a sync fails once, and what it was to bring to the disk is lost [F13]
 	WriteError   Fault = "write-error"    // a write fails once [F13]
 	BitRot       Fault = "bit-rot"        // bytes of a segment read as others for good, on fewer than Qa disks [F14]
+	Provoke      Fault = "provoke"        // connections break and adds are held up just when a recovery begins [F8, F12]
 	PowerCutStep Fault = "power-cut-step" // power goes in the midst of what a bookie does to its disk [F3]
 )
 
 var allFaults = []Fault{
 	BrokerCrash, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
-	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot,
+	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke,
 }
 
 const diskSize = 512 << 20
@@ -152,6 +153,7 @@ func (w *world) inject(f Fault, span time.Duration) {
 			k.rotten = true
 		}
 		k.rot()
+	case Provoke: // when there is a recovery
 	case Wipe:
 		if w.harmed < w.replication.AckQuorum-1 || k.rotten {
 			if !k.rotten {
@@ -159,6 +161,28 @@ func (w *world) inject(f Fault, span time.Duration) {
 			}
 			k.wipe()
 			w.restart(k, span)
+		}
+	}
+}
+
+// provoke makes trouble at the moment when a recovery has raised its term: requests of the new owner end with their
+// connections, and what the others have sent is held up.
+func (w *world) provoke(by *broker) {
+	if w.healed || !slices.Contains(w.faults, Provoke) || !w.chance(2) {
+		return
+	}
+	for _, k := range w.bookies {
+		l := by.link(k.uuid, false)
+		if w.chance(2) {
+			w.unlessHealed(w.between(0, 4*time.Millisecond), func() { l.reset(0) })
+		}
+		for _, b := range w.brokers {
+			if b != by && w.chance(2) {
+				w.block(b.name, k.name, w.between(5*time.Millisecond, 400*time.Millisecond))
+			}
+		}
+		if w.chance(4) {
+			w.unlessHealed(w.between(time.Millisecond, 10*time.Millisecond), func() { w.block(k.name, by.name, w.between(10*time.Millisecond, 300*time.Millisecond)) })
 		}
 	}
 }

@@ -91,6 +91,7 @@ type world struct {
 	replication  meta.Replication
 	limits       chain.Limits
 	drainTimeout time.Duration
+	negativeWait time.Duration
 	faults       []Fault
 	levels       []ledger.AckLevel
 	pace         time.Duration
@@ -144,6 +145,7 @@ func newWorld(opt Options) *world {
 		limits: chain.Limits{
 			Bytes: int64(1<<10) << k.rng.IntN(8), Entries: int64(4) << k.rng.IntN(8), Age: time.Duration(1+k.rng.IntN(30)) * time.Second,
 		},
+		negativeWait: []time.Duration{time.Millisecond, 20 * time.Millisecond, 100 * time.Millisecond}[k.rng.IntN(3)],
 		drainTimeout: time.Duration(k.rng.IntN(1000)) * time.Millisecond,
 		pace:         time.Duration(5+k.rng.IntN(60)) * time.Millisecond,
 	}
@@ -217,7 +219,7 @@ func (w *world) bookieOf(u entry.StorageUUID) *bookieProcess {
 }
 
 func (w *world) ledgerConfig() ledger.Config {
-	return ledger.Config{Seed: w.opt.Seed | 1, MaxFragments: 6, RecoveryWindow: 8, StragglerBytes: 64 << 10}
+	return ledger.Config{Seed: w.opt.Seed | 1, MaxFragments: 6, RecoveryWindow: 8, StragglerBytes: 64 << 10, NegativeWait: w.negativeWait}
 }
 
 func (w *world) shape() string {
