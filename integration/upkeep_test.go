@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -69,6 +70,18 @@ func TestRollingRestart(t *testing.T) {
 	w.finish(shared)
 }
 
+// namesEtcd tries what cannot be done without etcd: whoever waits for it must be told what it waited for.
+func (w *town) namesEtcd(what string, try func(context.Context) error) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.ctx, 3*time.Second)
+	defer cancel()
+	err := try(ctx)
+	if err == nil || !strings.Contains(err.Error(), "etcd") {
+		w.Errorf("%s is told, without etcd: %v", what, err)
+	}
+	w.Logf("what %s is told: %v", what, err)
+}
+
 // etcd is away for longer than any lease lasts. Open ledgers go on, with another bookie lost meanwhile; a roll and a new
 // topic wait, and say so; everything is taken up again when etcd is back.
 func TestEtcdAway(t *testing.T) {
@@ -76,6 +89,8 @@ func TestEtcdAway(t *testing.T) {
 	w := settle(t, process.Config{Etcds: 3})
 	run := w.load(nil)
 	w.more(run, 1000)
+	_, err := w.client.Admin().CreateTopic(w.ctx, &brokerv1.CreateTopicRequest{Topic: "not-opened-yet"})
+	w.check(err)
 	owner := w.owner()
 	rolled := func() float64 { return w.metric(owner, "penstock_chain_rolls_total") }
 	before := rolled()
@@ -84,13 +99,22 @@ func TestEtcdAway(t *testing.T) {
 	}
 	away := time.Now()
 	watch := run.Watch()
-	ctx, cancel := context.WithTimeout(w.ctx, 2*time.Second)
-	defer cancel()
-	_, err := w.client.Admin().CreateTopic(ctx, &brokerv1.CreateTopicRequest{Topic: "created-without-etcd"})
-	if err == nil {
-		t.Error("a topic was created without etcd")
-	}
-	w.Logf("what a new topic is told: %v", err)
+	w.namesEtcd("a new topic", func(ctx context.Context) error {
+		_, err := w.client.Admin().CreateTopic(ctx, &brokerv1.CreateTopicRequest{Topic: "created-without-etcd"})
+		return err
+	})
+	w.namesEtcd("the producer of a new topic", func(ctx context.Context) error {
+		_, err := w.client.Producer(ctx, "created-by-producing")
+		return err
+	})
+	w.namesEtcd("the producer of a topic that is not open", func(ctx context.Context) error {
+		_, err := w.client.Producer(ctx, "not-opened-yet")
+		return err
+	})
+	w.namesEtcd("the consumer of a topic that is not open", func(ctx context.Context) error {
+		_, err := w.client.Subscribe(ctx, "not-opened-yet", "s")
+		return err
+	})
 	w.check(w.c.Bookies[0].Kill()) // two of three are enough for what is open
 	for time.Since(away) < 10*time.Second {
 		w.more(run, 500)

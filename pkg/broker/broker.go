@@ -111,7 +111,7 @@ func (b *Broker) candidates() []ledger.Candidate {
 	for i, k := range bookies {
 		out[i] = ledger.Candidate{
 			UUID: k.UUID, Host: k.Host, Zone: k.Zone, FreeBytes: k.FreeBytes,
-			Writable: k.State == meta.BookieWritable, Draining: k.Draining,
+			Writable: k.State == meta.BookieWritable, Draining: k.Draining, Full: k.State == meta.BookieFull,
 		}
 	}
 	return out

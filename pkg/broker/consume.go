@@ -91,10 +91,11 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 	if len(name) > maxSubscriptionName {
 		return nil, invalid("consumer on %s: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), maxSubscriptionName)
 	}
-	ctx := stream.Context()
+	ctx, stop := p.b.whileEtcdAnswers(stream.Context())
+	defer stop()
 	t, err := p.b.topicFor(ctx, open.GetTopic(), true, false)
 	if err != nil {
-		return nil, err
+		return nil, orEtcdAway(ctx, err, "open topic", open.GetTopic())
 	}
 	c := &consumer{t: t, stream: stream, kind: kind, name: name, info: clipText(open.GetClientInfo()), wake: make(chan struct{}, 1)}
 	if err := t.subs.attached(); err != nil {
@@ -107,7 +108,7 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 			t.u.topicLost(t)
 			return nil, t.movedError()
 		}
-		return nil, err
+		return nil, orEtcdAway(ctx, err, "subscribe to topic", open.GetTopic())
 	}
 	c.mu.Lock()
 	// Before anything that dispatch may have queued already.

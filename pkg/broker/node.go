@@ -229,6 +229,7 @@ func (n *Node) resolve(id entry.StorageUUID) (string, bool) {
 
 func (n *Node) serve(life context.Context) {
 	n.grpc = grpc.NewServer(
+		grpc.UnaryInterceptor(n.broker.answerInTime),
 		grpc.MaxRecvMsgSize(n.broker.limits.MaxFrame()+64<<10),
 		grpc.InitialWindowSize(4<<20), grpc.InitialConnWindowSize(16<<20),
 		grpc.ReadBufferSize(128<<10), grpc.WriteBufferSize(128<<10),

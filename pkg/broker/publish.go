@@ -108,17 +108,19 @@ func (p *pubsub) openPublisher(stream brokerv1.PubSub_PublishServer, open *broke
 	if len(name) > frame.MaxProducerName {
 		return nil, invalid("producer on %s: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), frame.MaxProducerName)
 	}
-	t, err := p.b.topicFor(stream.Context(), open.GetTopic(), true, true)
+	ctx, stop := p.b.whileEtcdAnswers(stream.Context())
+	defer stop()
+	t, err := p.b.topicFor(ctx, open.GetTopic(), true, true)
 	if err != nil {
-		return nil, err
+		return nil, orEtcdAway(ctx, err, "open topic", open.GetTopic())
 	}
 	s := &publisher{t: t, stream: stream, name: name, level: level, wake: make(chan struct{}, 1)}
-	if s.producer, err = t.log.OpenProducer(stream.Context(), name, open.GetProducerEpoch(), open.GetDedup()); err != nil {
+	if s.producer, err = t.log.OpenProducer(ctx, name, open.GetProducerEpoch(), open.GetDedup()); err != nil {
 		if lost(t, err) {
 			t.u.topicLost(t)
 			return nil, t.movedError()
 		}
-		return nil, err //nolint:wrapcheck // it names the producer
+		return nil, orEtcdAway(ctx, err, "open producer on topic", open.GetTopic())
 	}
 	if err := t.attach(s); err != nil {
 		s.producer.Close()

@@ -34,7 +34,7 @@ type Store struct {
 	prefix  string
 	log     *slog.Logger
 	metrics *metrics
-	down    atomic.Bool
+	down    atomic.Int64 // since when etcd has not answered, Unix nanoseconds; 0: it answers, as far as is known
 }
 
 // How long one attempt may take before it is sent again, doubling, and how long to wait between attempts. What etcd was
@@ -221,15 +221,24 @@ func (s *Store) noteDown(ctx context.Context, op string, err error) {
 		return
 	}
 	s.metrics.retries.Inc()
-	if !s.down.Swap(true) {
+	if s.down.CompareAndSwap(0, time.Now().UnixNano()) {
 		s.log.Warn("etcd does not answer, trying again", "op", op, "error", err)
 	}
 }
 
 func (s *Store) up() {
-	if s.down.Load() && s.down.Swap(false) {
+	if s.down.Load() != 0 && s.down.Swap(0) != 0 {
 		s.log.Info("etcd answers again")
 	}
+}
+
+// Away returns for how long etcd has not answered, as far as calls of this store have noticed; 0 means that it answers.
+func (s *Store) Away() time.Duration {
+	since := s.down.Load()
+	if since == 0 {
+		return 0
+	}
+	return max(time.Since(time.Unix(0, since)), 1)
 }
 
 // backoff doubles from backoffFirst to backoffMost.
