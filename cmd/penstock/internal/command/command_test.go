@@ -68,9 +68,9 @@ func TestFirstFiveMinutes(t *testing.T) {
 	if got := mustRun(t, "", "consume", "orders", "-s", "demo", "-n", "1", url); got != "world\n" {
 		t.Fatalf("consumed %q after seeking", got)
 	}
-	// --force: the broker may not have noticed yet that the last consumer left.
-	mustRun(t, "", "subscription", "delete", "orders", "demo", "--yes", "--force", url)
-	mustRun(t, "", "topic", "delete", "orders", "--yes", "--force", url)
+	// Without --force: a command that has ended left nothing in use.
+	mustRun(t, "", "subscription", "delete", "orders", "demo", "--yes", url)
+	mustRun(t, "", "topic", "delete", "orders", "--yes", url)
 }
 
 func TestLoadIsCounted(t *testing.T) {
