@@ -1,10 +1,13 @@
 package bookie
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
 	"net"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -556,5 +559,37 @@ func frozenPeers(t *testing.T, most int) {
 				s.reads.bytes.Used(), s.recovery.bytes.Used(), s.requests.Load(), s.adds.Used())
 		}
 		stop()
+	})
+}
+
+// Whoever expects another bookie here is refused, and the log says why: from outside it looks like a bookie that is away.
+func TestARefusedPeerIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer // written before the refusing connection ends
+		s, l := NewServer(ServerConfig{}, me, &scriptedStore{}, ledgersFunc(stuckLedgers), slog.New(slog.NewTextHandler(&log, nil)), nil), newPipes()
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(l) }()
+		mine, theirs := net.Pipe()
+		l.conns <- theirs
+		b, err := bookiewire.AppendHello(nil, bookiewire.Hello{MinVersion: 1, MaxVersion: 1, Use: bookiewire.UseRequests, Cluster: entry.UUID{7}, Storage: me.Storage})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := mine.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		if w, err := bookiewire.ReadWelcome(mine); err != nil || w.Code != bookiewire.Unknown {
+			t.Fatalf("%+v %v", w, err)
+		}
+		synctest.Wait()
+		if text := log.String(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "this is cluster") {
+			t.Errorf("the log says %q", text)
+		}
+		_ = mine.Close()
+		s.Shutdown(t.Context())
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
 	})
 }

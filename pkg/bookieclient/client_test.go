@@ -470,6 +470,27 @@ func TestClientBacksOffAndFailsFastMeanwhile(t *testing.T) {
 	})
 }
 
+// A bookie that stays out of reach is told of now and then, not once and not each time.
+func TestClientRepeatsWhyABookieIsOutOfReach(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDialer(t)
+		d.fail.Store(true)
+		var log bytes.Buffer
+		c := New(Config{Cluster: cluster, Dial: d.dial}, known, slog.New(slog.NewTextHandler(&log, nil)), nil)
+		var r recorder
+		for range 65 {
+			c.Fence(t.Context(), FakeUUID(1), bookiewire.Fence{Ledger: 1, Term: 1}, func(_ bookiewire.FenceReply, err error) { r.note("f")(err) })
+			r.expect(t, "f:Disconnected")
+			time.Sleep(time.Second)
+		}
+		c.Close()
+		if n := strings.Count(log.String(), "refused"); n != 3 {
+			t.Errorf("told %d times in 65 s:\n%s", n, log.String())
+		}
+	})
+}
+
 func TestClientRefusesWrongIdentity(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
