@@ -260,24 +260,21 @@ func TestPublishingThatStandsStillIsGivenUp(t *testing.T) {
 	t.Parallel()
 	cluster := brokertest.Start(t)
 	url := "--url=" + cluster.URL()
+	mustRun(t, "zero\n", "produce", "t", "-q", url)
 	in, feed := io.Pipe()
 	defer feed.Close()
 	var errOut bytes.Buffer
 	done := make(chan int, 1)
 	go func() {
-		done <- Main(t.Context(), "test", []string{"produce", "t", "--timeout", "500ms", url}, in, io.Discard, &errOut)
+		code := Main(t.Context(), "test", []string{"produce", "t", "--timeout", "2s", url}, in, io.Discard, &errOut)
+		_ = in.Close() // a slow machine may give up early, which is as good; nobody reads what comes then
+		done <- code
 	}()
-	if _, err := io.WriteString(feed, "one\n"); err != nil {
-		t.Fatal(err)
+	if _, err := io.WriteString(feed, "one\n"); err == nil {
+		cluster.StopBookie(0)
+		_, _ = io.WriteString(feed, "two\n")
 	}
-	for !strings.Contains(mustRun(t, "", "topic", "list", "-o", "name", url), "/t\n") {
-		continue // until there is a producer
-	}
-	cluster.StopBookie(0)
-	if _, err := io.WriteString(feed, "two\n"); err != nil {
-		t.Fatal(err)
-	}
-	if code := <-done; code != exitUnreachable || !strings.Contains(errOut.String(), "nothing was acknowledged for 500ms") {
+	if code := <-done; code != exitUnreachable || !strings.Contains(errOut.String(), "nothing was acknowledged for 2s") {
 		t.Fatalf("exit %d: %s", code, errOut.String())
 	}
 }
@@ -305,7 +302,7 @@ func TestConsumingIsStopped(t *testing.T) {
 }
 
 // volatile is what differs from run to run.
-var volatile = regexp.MustCompile(`(127\.0\.0\.1:\d+)|([0-9a-f]{8}-[0-9a-f-]{27})|("(free|total)Bytes": \d+)|("started": "[^"]*")|("sync": "[^"]*")|("lagSeconds": [0-9.e-]+)`)
+var volatile = regexp.MustCompile(`(127\.0\.0\.1:\d+)|([0-9a-f]{8}-[0-9a-f-]{27})|("(free|total)Bytes": \d+)|("started": "[^"]*")|("sync": "[^"]*")|("lagSeconds": [0-9.e-]+)|("(ledger|bundles)": \d+)|("id": \d+)|("ledgers": \d+)`)
 
 // JSON is an interface too: fields are only added.
 func TestJSONIsGolden(t *testing.T) {
@@ -314,8 +311,11 @@ func TestJSONIsGolden(t *testing.T) {
 	mustRun(t, "", "topic", "create", "parts", "--partitions", "2", url)
 	mustRun(t, "a\nb\n", "produce", "orders", "-q", "--producer-name", "p", url)
 	mustRun(t, "", "consume", "orders", "-s", "demo", "--from", "earliest", "-n", "2", url)
-	for !strings.Contains(mustRun(t, "", "topic", "describe", "orders", "-o", "json", url), `"consumers": 0`) {
-		continue // until the broker has noticed that the consumer left
+	for {
+		d := mustRun(t, "", "topic", "describe", "orders", "-o", "json", url)
+		if strings.Contains(d, `"consumers": 0`) && strings.Contains(d, `"producers": []`) {
+			break // the broker has noticed that both have left
+		}
 	}
 	mustRun(t, "", "tenant", "create", "acme", url)
 	mustRun(t, "", "namespace", "create", "acme/web", "--retention-time", "1h", "--backlog-action", "evict", "--bundles", "1", url)
