@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -50,4 +51,32 @@ func TestStoppedEtcdLeader(t *testing.T) {
 	w.more(run, 500)
 	w.unharmed(run)
 	w.finish(run)
+}
+
+// A broker that is told to stop ends within a few seconds although nothing that it needs for doing so in good order is there:
+// neither etcd nor a bookie, with batches on their way. Its --shutdown-timeout is not what ends it.
+func TestStopWithNothingLeft(t *testing.T) {
+	t.Parallel()
+	for name, still := range map[string]func(p *process.Process) error{
+		"gone": (*process.Process).Kill, "stopped": (*process.Process).Pause,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := settle(t, process.Config{BrokerArgs: []string{"--shutdown-timeout", "10m"}})
+			run := w.load(nil)
+			w.more(run, 1000)
+			owner := w.owner()
+			for _, p := range append(w.c.Etcds, w.c.Bookies...) {
+				w.check(still(p))
+			}
+			w.until("batches wait", func() bool {
+				sent, acked, _ := run.Counts()
+				return sent > acked+100
+			})
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(w.ctx, 15*time.Second)
+			defer cancel()
+			w.check(owner.Terminate(ctx))
+			w.Logf("it ended after %v", time.Since(began))
+		})
+	}
 }
