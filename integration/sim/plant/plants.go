@@ -123,28 +123,12 @@ var plants = []plant{
 		"		if going[l.termIn] && l.acceptedTerm == l.term {", "		if false {",
 	},
 	{
-		"compaction drops a tombstone too early", "pkg/ledgerstore",
-		"		if slices.Contains(going, t.in) && !s.recordsElsewhere(victims, out, id, t.at.seq) {", "		if slices.Contains(going, t.in) {",
-	},
-	{
-		"a missing record is taken for a deletion", "pkg/bookie",
-		"		if here.Stored {\n			return Quarantine\n		}", "		if here.Stored {\n			return Delete\n		}",
-	},
-	{
 		"a failed read is taken for a deletion", "pkg/bookie",
 		"	case err != nil:\n		return Skip\n", "	case err != nil:\n		return Delete\n",
 	},
 	{
 		"a closed ledger is deleted where it is placed", "pkg/bookie",
 		"	case l.State != meta.LedgerClosed || holds(l, me) || !here.Stored:", "	case l.State != meta.LedgerClosed || !here.Stored:",
-	},
-	{
-		"a ledger is opened on a bookie without asking", "pkg/bookie",
-		"	case l.State != meta.LedgerOpen:\n		return notAdmitted", "	case l.State > meta.LedgerDeleting:\n		return notAdmitted",
-	},
-	{
-		"admission is not compared with what happened since", "pkg/ledgerstore",
-		"	case a.Generation != c.table.generation(a.Ledger).Load():", "	case false:",
 	},
 	{
 		"a recovery's copy is answered before its fence is on disk", "pkg/ledgerstore",
