@@ -50,7 +50,7 @@ test: build ## every test but the long runs, with the race detector
 
 .PHONY: check
 check: tools ## linters, buf lint, generated code and go.mod up to date
-	"$(TOOLBIN)/golangci-lint" run ./...
+	"$(TOOLBIN)/golangci-lint" run --allow-parallel-runners ./...
 	PATH="$(TOOLBIN):$$PATH" buf lint
 	@before=$$(mktemp -d); trap 'rm -rf "$$before"' EXIT; cp -r api "$$before/"; \
 	PATH="$(TOOLBIN):$$PATH" buf generate; \

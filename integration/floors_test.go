@@ -31,8 +31,23 @@ var floors = [][]string{
 // etcdServerImporters are the only packages whose programs may carry etcd's server.
 var etcdServerImporters = []string{"pkg/standalone/embedetcd"}
 
-// clientForbids are imports that would make the SDK heavy, or tie it to the server.
-var clientForbids = []string{"go.etcd.io/", "github.com/prometheus/", module + "/pkg/meta", module + "/pkg/broker"}
+// clientImports are the packages of ours that the SDK may carry: none of a server's.
+var clientImports = []string{"pkg/budget", "pkg/entry", "pkg/frame", "pkg/hash", "pkg/topicname"}
+
+// clientForbids are imports that would make the SDK heavy.
+var clientForbids = []string{"go.etcd.io/", "github.com/prometheus/"}
+
+// etcdClientImporters speak to etcd, or hand a connection to those who do: servers' construction and their tests.
+var etcdClientImporters = []string{
+	"pkg/meta", "pkg/lease",
+	"pkg/standalone", "pkg/standalone/embedetcd", "pkg/chain/chaintest", "cmd/internal/daemon",
+}
+
+// strangers are packages that must not know each other although their floors would allow it, and why.
+var strangers = []struct{ importer, imported, why string }{
+	{"pkg/topic", "pkg/cursor", "retention takes a predicate over offsets"},
+	{"pkg/bookie", "pkg/ledger", "a bookie knows nothing of writers"},
+}
 
 // forbiddenNames are package names that gather whatever has no home.
 var forbiddenNames = []string{"util", "utils", "common", "types", "config", "metrics", "helpers", "misc"}
@@ -83,6 +98,13 @@ func floorOf(importPath string) (int, bool) {
 	return 0, false
 }
 
+func heavyForClient(imported string) bool {
+	if ours, ok := strings.CutPrefix(imported, module+"/"); ok {
+		return !strings.HasPrefix(ours, "api/") && !slices.Contains(clientImports, ours)
+	}
+	return slices.ContainsFunc(clientForbids, func(f string) bool { return strings.HasPrefix(imported, f) })
+}
+
 // TestFloors proves that imports only go down. Imports of test files are exempt.
 func TestFloors(t *testing.T) {
 	t.Parallel()
@@ -96,19 +118,27 @@ func TestFloors(t *testing.T) {
 			t.Errorf("%s: a package is named after what it owns, not %q", p.ImportPath, path.Base(p.ImportPath))
 		}
 		roof := floor == len(floors)
+		name := strings.TrimPrefix(p.ImportPath, module+"/")
 		for _, imported := range p.Imports {
 			below, ours := floorOf(imported)
 			if ours && !roof && below >= floor {
 				t.Errorf("%s (floor %d) imports %s (floor %d)", p.ImportPath, floor, imported, below)
 			}
 			if strings.HasPrefix(imported, "go.etcd.io/etcd/server/") &&
-				!slices.Contains(etcdServerImporters, strings.TrimPrefix(p.ImportPath, module+"/")) {
+				!slices.Contains(etcdServerImporters, name) {
 				t.Errorf("%s imports etcd's server", p.ImportPath)
 			}
-			if p.ImportPath == module+"/pkg/client" && slices.ContainsFunc(clientForbids, func(f string) bool {
-				return strings.HasPrefix(imported, f)
-			}) {
+			if name == "pkg/client" && heavyForClient(imported) {
 				t.Errorf("the SDK imports %s", imported)
+			}
+			if strings.HasPrefix(imported, "go.etcd.io/etcd/client/") && !slices.Contains(etcdClientImporters, name) &&
+				!strings.HasPrefix(name, "integration") {
+				t.Errorf("%s speaks to etcd: only pkg/meta and pkg/lease do", name)
+			}
+			for _, s := range strangers {
+				if name == s.importer && imported == module+"/"+s.imported {
+					t.Errorf("%s imports %s: %s", s.importer, s.imported, s.why)
+				}
 			}
 		}
 	}
