@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/quorum"
 )
 
 // Chain is the owner's handle of one chain of ledgers. It is safe for concurrent use.
@@ -186,6 +188,41 @@ func (c *Chain) Roll() {
 	c.handOver()
 }
 
+// Retire closes the open ledger, so that it can be trimmed, if appends to it cannot go on for full disks, nor in another
+// one; they are then refused, as they are without an open ledger. Otherwise it does nothing: ledgers roll by themselves.
+func (c *Chain) Retire() {
+	c.mu.Lock()
+	if c.cur == nil {
+		c.mu.Unlock()
+		return
+	}
+	l := c.cur.w.Ledger()
+	c.mu.Unlock()
+	slots := l.Fragments[len(l.Fragments)-1].Slots
+	zones := make([]string, len(slots))
+	var full quorum.Set
+	candidates := c.env.Ledger.Candidates()
+	for i, s := range slots {
+		zones[i] = s.Zone
+		if slices.ContainsFunc(candidates, func(k ledger.Candidate) bool { return k.Full && k.UUID == s.UUID }) {
+			full |= 1 << i
+		}
+	}
+	r := l.Replication
+	q, err := quorum.New(quorum.Config{
+		Ensemble: r.Ensemble, WriteQuorum: r.WriteQuorum, AckQuorum: r.AckQuorum, MinZones: r.MinZones,
+	}, zones)
+	if err != nil || full == 0 || q.AlwaysValid(full) {
+		return
+	}
+	if _, _, err := c.arrange(candidates, false); err == nil {
+		return
+	}
+	c.mu.Lock()
+	c.carryOut(c.core.Step(Event{Kind: EventRetired}))
+	c.deliver()
+}
+
 // RollAndWait is Roll, and waits until the ledger of that id is no longer the open one. The error is that of ctx, or why
 // the chain is lost.
 func (c *Chain) RollAndWait(ctx context.Context, id entry.LedgerID) error {
@@ -272,6 +309,7 @@ func (c *Chain) adopt() {
 	env.OnConfirmed = cur.onConfirmed
 	env.OnDropped = nil // the core keeps what is not confirmed
 	env.Config.Released = c.cfg.Released
+	env.Config.Urgent = c.cfg.Urgent
 	cur.w = ledger.NewWriter(env, *c.opened)
 	c.opened = nil
 	c.cur = cur

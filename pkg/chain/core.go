@@ -100,6 +100,8 @@ const (
 	EventConfirmed
 	// EventWithdrawn: the ownership, or the ledger, is lost, because of Err.
 	EventWithdrawn
+	// EventRetired: the open ledger is to be closed, and no other opened before something is appended.
+	EventRetired
 	// EventResumed: the caller has seen every failure and takes up again.
 	EventResumed
 	// EventCloseAsked: the caller wants the chain closed.
@@ -270,6 +272,11 @@ func (c *Core) Step(ev Event) []Action {
 		c.confirmed(ev.Entry)
 	case EventWithdrawn:
 		c.withdraw(ev.Err)
+	case EventRetired:
+		if c.phase == PhaseOpen && !c.closing && c.lac != entry.NoEntry {
+			c.preparing = false
+			c.closeNow()
+		}
 	case EventResumed:
 		if c.phase == PhaseFailed && c.count == 0 {
 			c.phase, c.err = PhaseIdle, nil
@@ -394,7 +401,9 @@ func (c *Core) closeFailed() {
 	}
 	c.phase = PhaseOpen
 	c.send()
-	c.emit(Action{Kind: ActionPrepare, Delay: true})
+	if c.preparing { // else it was to be retired: whoever wants that asks again
+		c.emit(Action{Kind: ActionPrepare, Delay: true})
+	}
 }
 
 func (c *Core) ledgerClosed(ev Event) {
@@ -424,7 +433,7 @@ func (c *Core) drained() {
 	}
 	c.unsent = c.head
 	if c.pending == 0 {
-		c.bytes, c.sent, c.done = 0, 0, 0
+		c.bytes, c.sent, c.done, c.lac, c.preparing = 0, 0, 0, entry.NoEntry, false
 		c.emit(Action{Kind: ActionUse, Moved: moved})
 	}
 	switch {

@@ -91,6 +91,10 @@ type Config struct {
 	OpenPatience  time.Duration
 	ClosePatience time.Duration
 
+	// Urgent opens ledgers on bookies with full disks where there are not enough others, and those take what is appended:
+	// see [ledger.Config]. It is for what frees space in the end.
+	Urgent bool
+
 	// Describe reads the offset after an entry's last message and its broker time, Unix milliseconds, from its
 	// body: a takeover asks for those of the last entry of the ledger that it recovered. Required.
 	Describe func(body []byte) (end entry.Offset, time int64, err error)

@@ -124,26 +124,15 @@ func (c *Chain) describe(ctx context.Context, run meta.Run, m meta.Ledger, last 
 
 // place chooses the bookies of a new ledger above id, with a smaller ensemble if it must be.
 func (c *Chain) place(ctx context.Context, above entry.LedgerID) (meta.Ledger, error) {
-	r := c.cfg.Replication
 	candidates := c.env.Ledger.Candidates()
-	var slots []meta.Slot
-	var err error
-	for ; r.Ensemble >= r.WriteQuorum; r.Ensemble-- {
-		slots, err = ledger.Place(ledger.PlaceRequest{
-			Replication: r, Candidates: candidates, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), //nolint:gosec // spreads load
-		})
-		if err == nil {
-			break
+	r, slots, err := c.arrange(candidates, false)
+	if err != nil && c.cfg.Urgent {
+		if fuller, some, fullErr := c.arrange(candidates, true); fullErr == nil {
+			r, slots, err = fuller, some, nil
 		}
 	}
 	if err != nil {
-		e := &NotEnoughBookiesError{Replication: c.cfg.Replication, Known: len(candidates), Err: err}
-		for _, b := range candidates {
-			if b.Writable && !b.Draining {
-				e.Writable++
-			}
-		}
-		return meta.Ledger{}, e
+		return meta.Ledger{}, err
 	}
 	id, err := c.env.IDs.Next(ctx, above)
 	if err != nil {
@@ -153,6 +142,28 @@ func (c *Chain) place(ctx context.Context, above entry.LedgerID) (meta.Ledger, e
 		ID: id, State: meta.LedgerOpen, Nonce: nonce(), Replication: r, Last: entry.NoEntry, Chain: c.id,
 		Fragments: []meta.Fragment{{First: 0, Slots: slots}},
 	}, nil
+}
+
+// arrange chooses the bookies for as large an ensemble as can be had, full ones too if full.
+func (c *Chain) arrange(candidates []ledger.Candidate, full bool) (meta.Replication, []meta.Slot, error) {
+	r := c.cfg.Replication
+	var slots []meta.Slot
+	var err error
+	for ; r.Ensemble >= r.WriteQuorum; r.Ensemble-- {
+		slots, err = ledger.Place(ledger.PlaceRequest{
+			Replication: r, Candidates: candidates, Full: full, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), //nolint:gosec // spreads load
+		})
+		if err == nil {
+			return r, slots, nil
+		}
+	}
+	e := &NotEnoughBookiesError{Replication: c.cfg.Replication, Known: len(candidates), Err: err}
+	for _, b := range candidates {
+		if b.Writable && !b.Draining {
+			e.Writable++
+		}
+	}
+	return r, nil, e
 }
 
 // transact runs one transaction on the chain's record; they follow one another. After one whose outcome is not known,
@@ -305,6 +316,12 @@ func (c *Chain) prepare(delay bool) {
 			pause = min(2*pause, 2*time.Second)
 		}
 		delay = true
+		c.mu.Lock()
+		wanted := c.core.preparing
+		c.mu.Unlock()
+		if !wanted {
+			return // the ledger was retired
+		}
 		attempt, cancel := context.WithTimeout(c.ctx, c.cfg.ClosePatience)
 		next, err := c.ready(attempt)
 		cancel()

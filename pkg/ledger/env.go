@@ -48,6 +48,8 @@ type Candidate struct {
 	FreeBytes uint64
 	// Writable is false while the bookie takes no new ledgers; Draining, when it is to be emptied.
 	Writable, Draining bool
+	// Full says of one that is not writable that open ledgers get no room either, but for urgent adds.
+	Full bool
 }
 
 // Candidates lists the registered bookies, from a watch cache. It must not block; the result is read only.
@@ -101,6 +103,9 @@ type Config struct {
 	// repair; after ten times as long all of them are, so that a bookie that is gone for good holds no memory.
 	// Default 500 ms.
 	HandOverAfter time.Duration
+	// Urgent marks a writer's adds as urgent: bookies with full disks take them, from their reserve, and stand in where
+	// there are not enough others. It is for what frees space in the end, and writes little.
+	Urgent bool
 	// MaxFragments caps a ledger's fragments; at the cap the writer wants to roll instead. Default 16.
 	MaxFragments int
 	// Released, when set, is told of bytes appended that the writer no longer holds: all copies are acknowledged,

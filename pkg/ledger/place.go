@@ -17,6 +17,8 @@ type PlaceRequest struct {
 	Replication meta.Replication
 	// Candidates are the bookies to choose from. Those that are not writable, or draining, are passed over.
 	Candidates []Candidate
+	// Full admits those that are not writable, too: behind the others.
+	Full bool
 	// Exclude names identities that must not be chosen.
 	Exclude []entry.StorageUUID
 	// Keep, when not nil, has a slot per slot of the ensemble: one with a UUID stays as it is, one without is
@@ -119,7 +121,7 @@ func newPlacer(req PlaceRequest) *placer {
 		case stays:
 			kept[c.UUID] = hostOf(c) // disks move
 		case c.UUID.IsZero():
-		case !c.Writable || c.Draining || slices.Contains(req.Exclude, c.UUID):
+		case !c.Writable && !req.Full || c.Draining || slices.Contains(req.Exclude, c.UUID):
 			p.fail.Unusable++
 		default:
 			p.pool = append(p.pool, c)
@@ -155,7 +157,7 @@ func hostOf(c Candidate) host {
 }
 
 // sortPool puts the candidates in a random order weighted by free space: each draws an exponential of rate
-// FreeBytes, the earliest comes first.
+// FreeBytes, the earliest comes first. Those that are not writable come last.
 func (p *placer) sortPool() {
 	slices.SortFunc(p.pool, func(a, b Candidate) int { return bytes.Compare(a.UUID[:], b.UUID[:]) })
 	key := make(map[entry.StorageUUID]float64, len(p.pool))
@@ -168,6 +170,11 @@ func (p *placer) sortPool() {
 	}
 	slices.SortStableFunc(p.pool, func(a, b Candidate) int {
 		switch {
+		case a.Writable != b.Writable:
+			if a.Writable {
+				return -1
+			}
+			return 1
 		case key[a.UUID] < key[b.UUID]:
 			return -1
 		case key[a.UUID] > key[b.UUID]:

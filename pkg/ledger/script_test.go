@@ -113,7 +113,7 @@ func fragmentNames(fragments []meta.Fragment) string {
 	return b.String()
 }
 
-// newScript reads "E/Qw/Qa [zones=abc…] [hosts=abc…] [minzones=N] [bookies=N] [fragments=F,F…] [option=value]": the zones and hosts of b0, b1 …, the number of bookies that
+// newScript reads "E/Qw/Qa [zones=abc…] [hosts=abc…] [minzones=N] [bookies=N] [fragments=F,F…] [urgent] [option=value]": the zones and hosts of b0, b1 …, the number of bookies that
 // are candidates, and the firsts of a recovery's fragments, of which the last is on b0 …, the ones before on b5 ….
 func newScript(t *testing.T, kind string, args []string) script {
 	t.Helper()
@@ -143,6 +143,8 @@ func newScript(t *testing.T, kind string, args []string) script {
 			for f := range strings.SplitSeq(value, ",") {
 				firsts = append(firsts, entry.EntryID(number(f)))
 			}
+		case "urgent":
+			s.cfg.Urgent = true
 		case "straggler":
 			s.cfg.StragglerBytes = int64(number(value))
 		case "window":
@@ -181,6 +183,7 @@ type common struct {
 	hosts   string
 	gone    []int // no candidates
 	drain   []int
+	full    []int // not writable
 	lines   []string
 }
 
@@ -214,22 +217,24 @@ func (s *common) candidates() []ledger.Candidate {
 		if !slices.Contains(s.gone, i) {
 			list = append(list, ledger.Candidate{
 				UUID: scriptUUIDs[i], Host: s.host(i), Zone: s.zone(i), FreeBytes: 1000 - uint64(i),
-				Writable: true, Draining: slices.Contains(s.drain, i),
+				Writable: !slices.Contains(s.full, i), Draining: slices.Contains(s.drain, i),
 			})
 		}
 	}
 	return list
 }
 
-// change reads "gone=1,2 draining=3 bookies=5".
+// change reads "gone=1,2 draining=3 full=4 bookies=5".
 func (s *common) change(args []string) {
-	s.gone, s.drain = nil, nil
+	s.gone, s.drain, s.full = nil, nil, nil
 	for _, a := range args {
 		key, value, _ := strings.Cut(a, "=")
 		for v := range strings.SplitSeq(value, ",") {
 			switch key {
 			case "gone":
 				s.gone = append(s.gone, number(v))
+			case "full":
+				s.full = append(s.full, number(v))
 			case "draining":
 				s.drain = append(s.drain, number(v))
 			case "bookies":

@@ -135,14 +135,14 @@ func (c *WriterCore) evaluate() {
 		c.verify()
 	}
 	needed := c.needs(hard | late)
-	c.noteStall(needed)
+	c.noteStall(needed, hard|late)
 	if c.phase == Active && !c.sealed && (needed || late|leaving != 0) {
 		c.plan(hard|late|leaving, needed)
 	}
 	c.checkDrained()
 }
 
-func (c *WriterCore) noteStall(needed bool) {
+func (c *WriterCore) noteStall(needed bool, bad quorum.Set) {
 	ch := &c.change
 	switch {
 	case !needed:
@@ -150,9 +150,23 @@ func (c *WriterCore) noteStall(needed bool) {
 	case ch.stalledSince.IsZero():
 		ch.stalledSince = c.now
 		c.ready.Stalled = true
-	case c.now.Sub(ch.stalledSince) >= c.cfg.StallTimeout:
+	case c.now.Sub(ch.stalledSince) < c.cfg.StallTimeout:
+	case c.cfg.Urgent && !c.needs(bad&^c.refusing()):
+		// Reserves are used up: another ledger would be opened on the same bookies, and then another.
+	default:
 		ch.wantsRoll = true
 	}
+}
+
+// refusing returns the slots whose bookies answered that they have no room.
+func (c *WriterCore) refusing() quorum.Set {
+	var s quorum.Set
+	for i := range c.slots {
+		if c.slots[i].refuses {
+			s |= 1 << i
+		}
+	}
+	return s
 }
 
 func (c *WriterCore) verify() {
@@ -182,7 +196,11 @@ func (c *WriterCore) plan(bad quorum.Set, needed bool) {
 		c.ready.NeedCandidates = true
 		return
 	}
-	slots := c.replace(bad)
+	slots := c.replace(bad, false)
+	if slots == nil && needed && c.cfg.Urgent {
+		// A full bookie takes urgent adds, too. One that does not has used its reserve up: it is left alone for a while.
+		slots = c.replace(bad&^c.leaving(), true)
+	}
 	if slots == nil {
 		ch.failedAt = c.now
 		return
@@ -247,8 +265,20 @@ func (c *WriterCore) held() entry.EntryID {
 	return math.MaxInt64
 }
 
-// replace returns the ensemble with as many of the bad slots replaced as possible, or nil if none can be.
-func (c *WriterCore) replace(bad quorum.Set) []meta.Slot {
+// leaving returns the slots whose bookies are to go without being suspect.
+func (c *WriterCore) leaving() quorum.Set {
+	var s quorum.Set
+	for i := range c.slots {
+		if c.slots[i].leaving && !c.slots[i].suspect {
+			s |= 1 << i
+		}
+	}
+	return s
+}
+
+// replace returns the ensemble with as many of the bad slots replaced as possible, or nil if none can be. With full it may
+// be by bookies that are not writable, but not by those to be avoided.
+func (c *WriterCore) replace(bad quorum.Set, full bool) []meta.Slot {
 	ch := &c.change
 	ch.avoid = slices.DeleteFunc(ch.avoid, func(a avoided) bool { return !c.now.Before(a.until) })
 	keep := slices.Clone(c.ensemble())
@@ -260,11 +290,11 @@ func (c *WriterCore) replace(bad quorum.Set) []meta.Slot {
 	place := func(open quorum.Set) bool {
 		req := PlaceRequest{
 			Replication: c.ledger.Replication, Candidates: ch.candidates, Exclude: append(slices.Clone(exclude), avoid...),
-			Keep: slices.Clone(keep), Rand: c.placementRand(),
+			Keep: slices.Clone(keep), Rand: c.placementRand(), Full: full,
 		}
 		open.Each(func(i int) { req.Keep[i] = meta.Slot{} })
 		slots, err := Place(req)
-		if err != nil && len(avoid) > 0 {
+		if err != nil && len(avoid) > 0 && !full {
 			req.Exclude = exclude
 			slots, err = Place(req)
 		}
@@ -496,8 +526,8 @@ func (c *WriterCore) Deadline() time.Time {
 			by(c.now.Add(c.cfg.RetryAfter))
 		}
 	}
-	if !c.change.stalledSince.IsZero() && !c.change.wantsRoll {
-		by(c.change.stalledSince.Add(c.cfg.StallTimeout))
+	if d := c.change.stalledSince.Add(c.cfg.StallTimeout); !c.change.stalledSince.IsZero() && !c.change.wantsRoll && c.now.Before(d) {
+		by(d)
 	}
 	if c.sealed {
 		by(c.drainDeadline)

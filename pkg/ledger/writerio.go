@@ -50,7 +50,7 @@ func (w *Writer) send(s *Send, lac entry.EntryID, nonce uint64) {
 	f := newFlight(n)
 	f.w = w
 	f.add = bookiewire.Add{
-		Ledger: w.core.ledger.ID, Entry: s.Entry, Nonce: nonce, LAC: lac, Checksum: s.Checksum, Body: s.Body,
+		Ledger: w.core.ledger.ID, Entry: s.Entry, Urgent: w.env.Config.Urgent, Nonce: nonce, LAC: lac, Checksum: s.Checksum, Body: s.Body,
 	}
 	f.refs.Store(int32(n))
 	i := 0

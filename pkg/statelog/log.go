@@ -79,7 +79,7 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	l.c, err = chain.Open(ctx, env.Chain, guard, meta.StateChain(bundle), chain.Config{
-		Replication: cfg.Replication, RollBytes: l.rollBytes(), RollAge: cfg.RollAge, Describe: describe,
+		Replication: cfg.Replication, RollBytes: l.rollBytes(), RollAge: cfg.RollAge, Urgent: true, Describe: describe,
 		OnConfirmed: l.onConfirmed, OnLost: l.onLost,
 	})
 	if err != nil {

@@ -339,15 +339,40 @@ func TestACallIsAtomic(t *testing.T) {
 func TestNoLedgerCanBeOpenedForAWhile(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.SetWritable(0, false)
+	f.SetDraining(0, true)
 	l := f.open(f.Takeover(), statelog.Config{})
 	var failed *ledger.AppendError
 	if err := <-start(t, l, rec("a", 1, "k", "1")); !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
 		t.Fatalf("told %v", err)
 	}
-	f.SetWritable(0, true)
+	f.SetDraining(0, false)
 	eventually(t, "an append", func() bool { return <-start(t, l, rec("a", 1, "k", "2")) == nil })
 	if got := state(t, l); got["a/1/k"] != "2" {
+		t.Fatalf("state %v", got)
+	}
+}
+
+// The bookies' disks are full. Records are stored all the same, in an open log, in one that was taken over, and while it
+// rolls and is rewritten.
+func TestFullBookiesTakeRecords(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.Takeover(), statelog.Config{FloorBytes: 32 << 10})
+	put(t, l, rec("a", 1, "k", "1"))
+	for n := range 3 {
+		f.SetFull(n, true)
+	}
+	put(t, l, rec("a", 1, "k", "2"))
+	l = f.open(f.Takeover(), statelog.Config{FloorBytes: 32 << 10}) // the other one is not closed
+	put(t, l, rec("b", 1, "k", "3"))
+	value := strings.Repeat("v", 4<<10)
+	first := l.Chain().Runs()[0].Ledger
+	eventually(t, "the log to be shortened", func() bool {
+		put(t, l, rec("c", 1, "k", value))
+		return l.Chain().Runs()[0].Ledger > first
+	})
+	l = f.open(f.Takeover(), statelog.Config{})
+	if got := state(t, l); got["a/1/k"] != "2" || got["b/1/k"] != "3" || got["c/1/k"] != value {
 		t.Fatalf("state %v", got)
 	}
 }
@@ -382,13 +407,13 @@ func TestShutdownTellsEverybody(t *testing.T) {
 func TestASplitCallThatFailsLeavesNoEnd(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	f.SetWritable(0, false)
+	f.SetDraining(0, true)
 	f.Hold = make(chan struct{})
 	l := f.open(f.Takeover(), statelog.Config{})
 	value := strings.Repeat("v", statelog.MaxValue)
 	split := start(t, l, rec("a", 1, "0", value), rec("a", 1, "1", value), rec("a", 1, "2", value[:100<<10]))
 	other := start(t, l, rec("b", 1, "k", "v"))
-	f.Placed = func() { f.SetWritable(0, true) } // after the first attempt
+	f.Placed = func() { f.SetDraining(0, false) } // after the first attempt
 	close(f.Hold)
 	var failed *ledger.AppendError
 	if err := <-split; !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
@@ -523,12 +548,12 @@ func TestWhatIsNamedIsWhatIsStoredBefore(t *testing.T) {
 	l := f.open(f.Takeover(), statelog.Config{})
 	put(t, l, rec("a", 1, "k", "v"))
 	check(t, l.Close(t.Context()))
-	f.SetWritable(0, false)
+	f.SetDraining(0, true)
 	l = f.open(f.Takeover(), statelog.Config{})
 	if err := <-start(t, l, rec("b", 1, "k", "v")); err == nil {
 		t.Fatal("stored without bookies")
 	}
-	f.SetWritable(0, true)
+	f.SetDraining(0, false)
 	put(t, l, rec("c", 1, "k", "v"))
 	f.unreadable(l.Chain().Runs()[0].Ledger, 0)
 	l = f.open(f.Takeover(), statelog.Config{})

@@ -3,6 +3,7 @@ package topic
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -53,7 +54,16 @@ func (p TrimPolicy) victims(runs []meta.Run, now time.Time) int {
 // one. It returns the earliest offset left, and the bytes freed.
 func (t *Topic) Trim(ctx context.Context, policy TrimPolicy) (earliest entry.Offset, freed int64, err error) {
 	runs := t.c.Runs()
-	n := policy.victims(runs, t.env.Now())
+	now := t.env.Now()
+	n := policy.victims(runs, now)
+	if n == len(runs)-1 && !runs[n].Closed {
+		// A disk may be full of open ledgers, of which nothing is wanted any more.
+		closed := slices.Clone(runs)
+		closed[n].Closed = true
+		if policy.victims(closed, now) == len(closed) {
+			t.c.Retire()
+		}
+	}
 	if n == 0 {
 		return t.Earliest(), 0, nil
 	}

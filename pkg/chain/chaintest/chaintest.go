@@ -99,6 +99,26 @@ func (f *Cluster) SetWritable(n int, on bool) {
 	f.candidates[n].Writable = on
 }
 
+// SetFull makes a bookie full, registered so, or writable again.
+func (f *Cluster) SetFull(n int, on bool) {
+	f.mu.Lock()
+	f.candidates[n].Writable, f.candidates[n].Full = !on, on
+	uuid := f.candidates[n].UUID
+	f.mu.Unlock()
+	mode := bookieclient.ModeWritable
+	if on {
+		mode = bookieclient.ModeFull
+	}
+	f.Fake.SetMode(uuid, mode)
+}
+
+// SetDraining says whether a bookie is to be emptied.
+func (f *Cluster) SetDraining(n int, on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.candidates[n].Draining = on
+}
+
 // Env is the environment of the present owner's chains, with short times.
 func (f *Cluster) Env() chain.Env {
 	return chain.Env{
