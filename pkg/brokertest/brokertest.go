@@ -55,7 +55,7 @@ type Cluster struct {
 func Start(tb testing.TB, options ...Option) *Cluster {
 	tb.Helper()
 	cfg := config{
-		Config: standalone.Config{Dir: tb.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 16 << 20, UnsafeNoFsync: true},
+		Config: standalone.Config{Dir: tb.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 8 << 20, UnsafeNoFsync: true},
 		log:    slog.New(slog.DiscardHandler),
 	}
 	for _, o := range options {

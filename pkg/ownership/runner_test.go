@@ -328,7 +328,7 @@ func TestAProcessThatIsGoneIsReplacedAtOnce(t *testing.T) {
 	place(t, nodes, id)
 	second := startBroker(t, store, "a", func(context.Context, meta.BrokerInfo) ownership.Presence { return ownership.PresenceGone })
 	place(t, []*node{second}, id)
-	nodes[0].failure(t)
+	_ = nodes[0].failure(t)
 	if !nodes[0].session.Alive() {
 		t.Error("the second one waited for the lease of the first")
 	}

@@ -59,7 +59,7 @@ type Config struct {
 	Listen, HTTPListen string
 	// LeaseTTL is after how long a dead process counts as gone, at the latest; 0 means 5 s.
 	LeaseTTL time.Duration
-	// SegmentSize is that of the bookies' files, of which each bookie allocates a few at once; 0 means 64 MiB, a quarter of
+	// SegmentSize is that of the bookies' files, of which each bookie allocates four at once; 0 means 16 MiB: a sixteenth of
 	// what bookies with a disk of their own take.
 	SegmentSize int64
 	// Broker is how brokers behave; its Replication, when zero, follows from Bookies, and its CacheBytes is 16 MiB.
@@ -81,7 +81,7 @@ func (c Config) withDefaults() Config {
 		c.LeaseTTL = 5 * time.Second
 	}
 	if c.SegmentSize == 0 {
-		c.SegmentSize = 64 << 20
+		c.SegmentSize = 16 << 20
 	}
 	if c.Broker.CacheBytes == 0 {
 		c.Broker.CacheBytes = 16 << 20

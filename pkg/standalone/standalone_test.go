@@ -3,7 +3,10 @@ package standalone_test
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -75,5 +78,39 @@ func TestADirectoryInUseIsRefused(t *testing.T) {
 	}
 	if err := again.Close(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A developer's machine has other things on its disk: an empty cluster allocates little of it.
+func TestAnEmptyClusterTakesLittleDisk(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	c, err := standalone.Start(t.Context(), standalone.Config{Dir: dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := c.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	var taken int64
+	if err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		info, err := d.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // renamed meanwhile
+		}
+		if err == nil {
+			taken += info.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if taken > 150<<20 {
+		t.Errorf("an empty cluster takes %d MiB", taken>>20)
 	}
 }

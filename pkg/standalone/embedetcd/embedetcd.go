@@ -16,6 +16,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 )
@@ -70,12 +71,19 @@ type Server struct {
 	closeErr  error
 }
 
+// logSegmentBytes is what etcd allocates for its log at once, twice: the present file and the next one. Its own default, 64 MB, is
+// meant for a machine of its own.
+const logSegmentBytes = 16 << 20
+
+var setLogSegment = sync.OnceFunc(func() { wal.SegmentSizeBytes = logSegmentBytes })
+
 // Start starts a member and waits until it serves, or until ctx ends. The caller closes what it returns.
 func Start(ctx context.Context, cfg Config) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start etcd: no data directory")
 	}
 	cfg = cfg.withDefaults()
+	setLogSegment()
 	ec := embed.NewConfig()
 	ec.Dir = cfg.Dir
 	ec.Name = "embedded"

@@ -100,7 +100,7 @@ func (a *app) demo(stop context.Context, f demoFlags) (failed error) {
 	}()
 	return d.show(ctx, process.Config{
 		Programs: programs, Dir: dir, Bookies: 4, Brokers: 2,
-		BookieArgs: []string{"--segment-mib", "64"},
+		BookieArgs: []string{"--segment-mib", "16"},
 		BrokerArgs: []string{"--roll-mib", strconv.Itoa(demoRollMiB)}, // so that there are closed ledgers when the owner dies
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -88,6 +89,11 @@ func (a *app) standalone(ctx context.Context, f standaloneFlags, level slog.Leve
 	}
 	fmt.Fprintf(a.out, "penstock %s ready in %.1fs    %s, data in %s\n  broker    %s\n  http      %s    (/metrics, /livez, /readyz, /debug/pprof)\n",
 		a.version, time.Since(started).Seconds(), where, f.dataDir, c.URL(), c.HTTP())
+	quiet, end := context.WithCancel(ctx)
+	var giving sync.WaitGroup
+	giving.Go(func() { giveMemoryBack(quiet) })
+	defer giving.Wait()
+	defer end()
 	var failure error
 	select {
 	case <-ctx.Done():
