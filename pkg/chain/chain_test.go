@@ -346,6 +346,40 @@ func TestRollAppliedLate(t *testing.T) {
 	}
 }
 
+// An open ledger on bookies that are all full is retired, so that it can be trimmed; one that can be appended to, or
+// followed by another, is not. With room again appends go on.
+func TestRetire(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 4)
+	l := f.open(f.Takeover(), chain.Config{})
+	l.one()
+	closed := func() bool { return l.Runs()[0].Closed }
+	l.Retire()
+	if phase, _ := l.Phase(); phase != chain.PhaseOpen || closed() {
+		t.Fatal("a ledger on writable bookies is retired")
+	}
+	for n := range 4 {
+		f.SetWritable(n, false) // below the high watermark
+	}
+	l.Retire()
+	l.one()
+	if phase, _ := l.Phase(); phase != chain.PhaseOpen || closed() {
+		t.Fatal("a ledger that takes appends is retired")
+	}
+	for n := range 4 {
+		f.SetFull(n, true)
+	}
+	l.Retire()
+	eventually(t, "the ledger to be closed", closed)
+	if gone, err := l.Trim(t.Context(), func(meta.Run) bool { return true }); err != nil || len(gone) != 1 {
+		t.Fatalf("trimmed %v: %v", gone, err)
+	}
+	for n := range 4 {
+		f.SetFull(n, false)
+	}
+	l.one()
+}
+
 func TestTooFewBookiesIsATypedErrorAndPasses(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)

@@ -85,6 +85,8 @@ func (s *script) step(f []string) string {
 		ev.Kind, ev.Entry = chain.EventConfirmed, entry.EntryID(num(1))
 	case "withdrawn":
 		ev.Kind = chain.EventWithdrawn
+	case "retired":
+		ev.Kind = chain.EventRetired
 	case "resumed":
 		ev.Kind = chain.EventResumed
 	case "close":
@@ -326,6 +328,53 @@ func TestCloseDuringARoll(t *testing.T) {
 		done a         -> finish a
 		done b         -> finish b
 		closed 1 0     -> use 0, end
+	`)
+}
+
+// A ledger is retired: no other is opened before something is appended, and what it had not confirmed is.
+func TestRetired(t *testing.T) {
+	t.Parallel()
+	limits := chain.Limits{Bytes: 1000, Entries: 1000, Age: time.Hour}
+	play(t, limits, `
+		append a 1 10      -> open
+		opened 1           -> use 1, send a=0
+		retired
+		phase              -> open
+		# nothing is confirmed: it would free nothing
+		confirmed 0        -> show a@1:0
+		done a             -> finish a
+		retired            -> close
+		closed 0 0         -> use 0
+		phase              -> idle
+		append b 1 10      -> open
+		opened 2           -> use 2, send b=0
+	`)
+	play(t, limits, `
+		append a 1 10      -> open
+		opened 1           -> use 1, send a=0
+		confirmed 0        -> show a@1:0
+		done a             -> finish a
+		append b 1 10      -> send b=1
+		want-roll          -> prepare
+		retired            -> close
+		# the preparing is for nothing
+		prepared
+		closed 0 0
+		not-written b      -> use 0, open
+		open-failed        -> fail b, release b
+		resumed
+		append c 1 10      -> open
+	`)
+	play(t, limits, `
+		append a 1 10      -> open
+		opened 1           -> use 1, send a=0
+		confirmed 0        -> show a@1:0
+		done a             -> finish a
+		retired            -> close
+		append b 1 10
+		close-failed       -> send b=1
+		phase              -> open
+		want-roll          -> prepare
 	`)
 }
 

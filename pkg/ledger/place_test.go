@@ -30,6 +30,29 @@ func replication(e, qw, qa, zones int) meta.Replication {
 	return meta.Replication{Ensemble: e, WriteQuorum: qw, AckQuorum: qa, MinZones: zones}
 }
 
+// Full bookies stand in where they are admitted, for as many as are missing.
+func TestPlaceOnFullBookies(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(20) {
+		all := bookies("h1:! h2: h3:! h4:")
+		slots, err := ledger.Place(ledger.PlaceRequest{
+			Replication: replication(3, 3, 2, 0), Candidates: all, Full: true, Rand: rand.New(rand.NewPCG(seed, 0)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		full := 0
+		for _, s := range slots {
+			if s.UUID == all[0].UUID || s.UUID == all[2].UUID {
+				full++
+			}
+		}
+		if full != 1 {
+			t.Fatalf("%d full bookies are chosen beside two others, want 1", full)
+		}
+	}
+}
+
 func TestPlace(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
