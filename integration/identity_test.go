@@ -15,7 +15,7 @@ import (
 // twin makes another process with the id of the town's first broker, on a port of its own.
 func (w *town) twin(ttl time.Duration) (p *process.Process, addr string) {
 	w.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a free port
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	w.check(err)
 	addr = l.Addr().String()
 	w.check(l.Close())
