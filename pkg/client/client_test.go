@@ -258,6 +258,34 @@ func TestStuckConnection(t *testing.T) {
 	}
 }
 
+// TestContextsEndWhileTheStreamIsFull: a broker takes nothing more, so that sending waits for it. The contexts of what is
+// in that send, and of everything behind it, end all the same, and so does closing, before anything is answered.
+func TestContextsEndWhileTheStreamIsFull(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 1)
+	c := connect(t, cl.urls(), client.WithLiveness(time.Hour, time.Hour))
+	p := openProducer(t, c, client.WithoutBatching())
+	if _, err := p.Publish(t.Context(), &client.Message{Value: value(0)}); err != nil {
+		t.Fatal(err)
+	}
+	cl.brokers[0].mute.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var receipts []*client.Receipt
+	for range 40 { // more than flow control lets through
+		receipts = append(receipts, p.PublishAsync(ctx, &client.Message{Value: make([]byte, 256<<10)}))
+	}
+	cancel()
+	for _, r := range receipts {
+		if _, err := r.Wait(t.Context()); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestStoppedOwnerOfConsumer: a consumer that owes nothing has only the connection's liveness to notice by.
 func TestStoppedOwnerOfConsumer(t *testing.T) {
 	t.Parallel()

@@ -337,27 +337,26 @@ func (s *pubStream) serve(st *openStream) error {
 	for {
 		s.mu.Lock()
 		now := time.Now()
-		send, wake := s.w.step(now)
+		b, wake := s.w.step(now)
 		oldest := s.w.oldest()
 		leaving := s.leaving
 		e := s.w.take()
 		s.mu.Unlock()
 		s.carryOut(e)
-		if len(send) > 0 {
+		if b != nil {
 			patience.begin()
-		}
-		for _, b := range send {
-			if err := s.send(st, b); err != nil {
-				select {
-				case n := <-watch.newer:
-					return fromMoved("publish", s.topic, st.owner.url, n.wire())
-				default:
-					return <-ended
-				}
-			}
-		}
-		if len(send) > 0 {
+			err := s.send(st, b)
 			patience.done()
+			watch.since(oldest, now) // a broker that takes everything owes its answers all the same
+			select {
+			case n := <-watch.newer:
+				return fromMoved("publish", s.topic, st.owner.url, n.wire())
+			default:
+			}
+			if err != nil {
+				return <-ended
+			}
+			continue
 		}
 		if leaving { // the broker ends the stream when it has let the producer go
 			_ = st.stream.CloseSend()

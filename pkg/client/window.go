@@ -74,7 +74,7 @@ type outcome struct {
 // flushWait counts the batches that one Flush waits for.
 type flushWait struct {
 	batches int
-	err     error // of the first failed batch
+	err     error // of the first failed message
 	done    chan struct{}
 }
 
@@ -154,8 +154,10 @@ func (w *window) inFlight() bool {
 	return false
 }
 
-// step returns the batches to send now, in order, and the time at which to ask again; the zero time is never.
-func (w *window) step(now time.Time) (send []*batch, wake time.Time) {
+// step returns the batch to send now, or the time at which to ask again; neither when nothing is due. It is one batch at
+// a time because sending one may take as long as the broker pleases: what is handed out behind it would be numbered,
+// which nothing can take back, and not encoded, so that no context could end it.
+func (w *window) step(now time.Time) (send *batch, wake time.Time) {
 	if !w.connected {
 		return nil, time.Time{}
 	}
@@ -186,9 +188,9 @@ func (w *window) step(now time.Time) (send []*batch, wake time.Time) {
 		}
 		b.sentAt = now
 		w.sent++
-		send = append(send, b)
+		return b, time.Time{}
 	}
-	return send, wake
+	return nil, wake
 }
 
 // number gives a batch its sequence ids before its first send. It reports false if nothing of it is left.
@@ -203,7 +205,7 @@ func (w *window) number(b *batch, at int) bool {
 		b.first = w.next
 	}
 	if b.live == 0 {
-		w.finish(at, nil)
+		w.finish(at)
 		return false
 	}
 	b.last = b.first + uint64(len(b.receipts)) - 1
@@ -273,7 +275,7 @@ func (w *window) opened(stored int64) {
 			continue
 		}
 		w.settleAll(b, outcome{duplicate: true})
-		w.finish(i, nil)
+		w.finish(i)
 	}
 }
 
@@ -283,7 +285,7 @@ func (w *window) broken() {
 	for i := 0; i < len(w.queue); {
 		w.queue[i].failed = false
 		if w.queue[i].live == 0 {
-			w.finish(i, nil)
+			w.finish(i)
 		} else {
 			i++
 		}
@@ -315,7 +317,7 @@ func (w *window) receipt(first uint64, offset entry.Offset, position entry.Posit
 		}
 		w.settle(b, o)
 	}
-	w.finish(i, nil)
+	w.finish(i)
 	return true
 }
 
@@ -347,7 +349,7 @@ func (w *window) refused(first uint64, err *Error, retryAt time.Time) bool {
 		return true
 	}
 	w.settleAll(b, outcome{err: err})
-	w.finish(i, err)
+	w.finish(i)
 	return true
 }
 
@@ -359,7 +361,7 @@ func (w *window) expire(done <-chan struct{}, cause error) {
 		b := w.queue[i]
 		w.expireIn(b, done, cause)
 		if b.live == 0 && i >= w.sent {
-			w.finish(i, nil)
+			w.finish(i)
 		} else {
 			i++
 		}
@@ -368,7 +370,7 @@ func (w *window) expire(done <-chan struct{}, cause error) {
 		w.expireIn(b, done, cause)
 		if b.live == 0 {
 			w.closeOpen()
-			w.finish(len(w.queue)-1, nil)
+			w.finish(len(w.queue)-1)
 		}
 	}
 }
@@ -406,20 +408,23 @@ func (w *window) abort(err error) {
 			o.err = unknownOutcome("publish", w.topic, err)
 		}
 		w.settleAll(b, o)
-		w.finish(0, o.err)
+		w.finish(0)
 	}
 	w.sent = 0
 }
 
-// flush closes the open batch and returns what to wait for; nil when nothing is pending.
+// flush closes the open batch and returns what to wait for; nil when every message has its outcome.
 func (w *window) flush() *flushWait {
 	w.closeOpen()
-	if len(w.queue) == 0 {
-		return nil
-	}
-	f := &flushWait{batches: len(w.queue), done: make(chan struct{})}
+	f := &flushWait{done: make(chan struct{})}
 	for _, b := range w.queue {
-		b.waits = append(b.waits, f)
+		if b.live > 0 {
+			f.batches++
+			b.waits = append(b.waits, f)
+		}
+	}
+	if f.batches == 0 {
+		return nil
 	}
 	return f
 }
@@ -463,6 +468,19 @@ func (w *window) settle(b *batch, o outcome) {
 			}
 		}
 	}
+	if b.live == 0 {
+		w.endWaits(b)
+	}
+}
+
+// endWaits tells who flushes that every message of b has its outcome. The batch itself may still be with the stream.
+func (w *window) endWaits(b *batch) {
+	for _, f := range b.waits {
+		if f.batches--; f.batches == 0 {
+			w.flushed = append(w.flushed, f)
+		}
+	}
+	b.waits = nil
 }
 
 func (w *window) settleAll(b *batch, o outcome) {
@@ -480,7 +498,7 @@ func (w *window) credit(r *Receipt) {
 }
 
 // finish takes queue[i], all of whose messages have outcomes, out of the window.
-func (w *window) finish(i int, err error) {
+func (w *window) finish(i int) {
 	b := w.queue[i]
 	if b.live != 0 {
 		panic(fmt.Sprintf("client: a batch with %d unsettled messages left the window", b.live))
@@ -489,14 +507,6 @@ func (w *window) finish(i int, err error) {
 		w.credit(r)
 	}
 	w.stops = append(w.stops, b.stops...)
-	for _, f := range b.waits {
-		if f.err == nil {
-			f.err = err
-		}
-		if f.batches--; f.batches == 0 {
-			w.flushed = append(w.flushed, f)
-		}
-	}
 	if i == 0 {
 		w.queue[0] = nil
 		w.queue = w.queue[1:]

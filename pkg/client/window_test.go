@@ -51,9 +51,9 @@ func (s *windowScript) add(ctx context.Context, id uint64) *Receipt {
 
 // step sends what is due, and formats it: "0-3 4-4", with when to wake.
 func (s *windowScript) step() string {
-	send, wake := s.w.step(s.now)
 	var parts []string
-	for _, b := range send {
+	b, wake := s.w.step(s.now)
+	for ; b != nil; b, wake = s.w.step(s.now) {
 		parts = append(parts, fmt.Sprintf("%d-%d", b.first, b.last))
 		if b.frame == nil {
 			s.w.encoded(b, []byte("frame"))
@@ -161,10 +161,35 @@ func TestExpiredWhileEncoded(t *testing.T) {
 	if s.out[r] != nil {
 		t.Fatal("settled while it was encoded")
 	}
-	s.w.encoded(send[0], []byte("frame"))
+	s.w.encoded(send, []byte("frame"))
 	s.collect()
 	if s.out[r] == nil || !OutcomeUnknown(s.out[r].err) {
 		t.Fatal("never settled")
+	}
+}
+
+// TestFlushWaitsForOutcomes: not for the broker's answer about a message that nobody waits for any more.
+func TestFlushWaitsForOutcomes(t *testing.T) {
+	t.Parallel()
+	s := newWindowScript(t, shortBatches, false)
+	s.w.opened(-1)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.add(ctx, 0)
+	s.expect(s.step(), "0-0")
+	cancel()
+	f := s.w.flush()
+	s.w.expire(ctx.Done(), ctx.Err())
+	s.collect()
+	if len(s.got.flushed) != 1 || !OutcomeUnknown(f.err) {
+		t.Fatalf("the flush goes on: %v", f.err)
+	}
+	if s.w.flush() != nil {
+		t.Fatal("a flush waits for what has its outcome")
+	}
+	s.w.receipt(0, 0, entry.Position{}, false)
+	s.collect()
+	if len(s.got.flushed) != 1 || s.got.messages != 1 {
+		t.Fatal("the answer ended the flush once more, or gave no credit")
 	}
 }
 
@@ -350,13 +375,16 @@ func TestWindowModel(t *testing.T) {
 				receipts = append(receipts, r)
 				bytes += int64(r.size)
 			case "step":
-				send, _ := s.w.step(s.now)
-				for _, b := range send {
+				for range rapid.IntRange(1, 5).Draw(rt, "steps") {
+					b, _ := s.w.step(s.now)
+					if b == nil {
+						break
+					}
 					if b.frame == nil {
 						s.w.encoded(b, []byte("frame"))
 					}
+					wire = append(wire, b)
 				}
-				wire = append(wire, send...)
 			case "answer", "fail":
 				if len(wire) == 0 {
 					continue
