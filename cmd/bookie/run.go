@@ -81,6 +81,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 }
 
 func (o *options) validate() error {
+	if err := daemon.Advertised(o.advertise); err != nil {
+		return err
+	}
 	for name, v := range map[string]string{"bookie-id": o.id, "data-dir": o.dataDir, "listen": o.listen, "host-label": o.hostLabel} {
 		if v == "" {
 			return settings.Usagef("--%s is empty", name)

@@ -77,6 +77,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 }
 
 func (o *options) validate() error {
+	if err := daemon.Advertised(o.advertise); err != nil {
+		return err
+	}
 	if err := daemon.Positive(map[string]int64{
 		"max-message-kib": o.maxMessageKiB, "publish-mib": o.publishMiB, "cache-mib": o.cacheMiB, "read-mib": o.readMiB,
 		"roll-mib": o.rollMiB, "roll-age": int64(o.rollAge), "housekeeping-interval": int64(o.housekeepingInterval),

@@ -1,9 +1,14 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,6 +44,8 @@ func TestBadSettingsAreOneLineAndExit2(t *testing.T) {
 		"lease":             {[]string{"--lease-ttl", "10ms"}, "want at least 1s"},
 		"log level":         {[]string{"--log-level", "loud"}, "want debug, info, warn or error"},
 		"memory":            {[]string{"--publish-mib", "0"}, "--publish-mib is 0"},
+		"address":           {[]string{"--advertise", "a b"}, "want a host name or address"},
+		"address's port":    {[]string{"--advertise", "broker:0"}, "want a port above 0"},
 		"message":           {[]string{"--max-message-kib", "1000000"}, "at most"},
 		"unknown setting":   {[]string{"--config", config}, `did you mean "ensemble"?`},
 		"unreadable config": {[]string{"--config", "/nonexistent.yaml"}, "no such file"},
@@ -77,5 +84,61 @@ func TestStopsWhileEtcdIsAway(t *testing.T) {
 	code, _, errOut := runBroker(ctx, "--etcd", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--http", "")
 	if code != daemon.ExitOK {
 		t.Fatalf("exit %d: %s", code, errOut)
+	}
+}
+
+// A broker that waits for etcd lives and is not ready: whoever probes it must neither kill it nor send it clients.
+func TestProbesAnswerWhileEtcdIsAway(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	logs, w := io.Pipe()
+	ended := make(chan int, 1)
+	go func() {
+		var out bytes.Buffer
+		ended <- run(ctx, []string{"--etcd", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"}, &out, w)
+		w.Close()
+	}()
+	defer func() {
+		cancel()
+		go func() { _, _ = io.Copy(io.Discard, logs) }()
+		if code := <-ended; code != daemon.ExitOK {
+			t.Errorf("exit %d", code)
+		}
+	}()
+	lines := bufio.NewScanner(logs)
+	get := func(url string) (int, string) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(body)
+	}
+	var said []string
+	var url string
+	for len(said) < 2 && lines.Scan() {
+		var line struct{ Msg, HTTP string }
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			t.Fatal(err)
+		}
+		said = append(said, line.Msg)
+		url = cmp.Or(url, line.HTTP)
+	}
+	if code, body := get(url + "/livez"); code != http.StatusOK {
+		t.Errorf("livez: %d %s", code, body)
+	}
+	if code, body := get(url + "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "etcd") {
+		t.Errorf("readyz: %d %s", code, body)
+	}
+	if len(said) < 2 || !strings.Contains(said[1], "etcd does not answer") {
+		t.Errorf("logged %q, want that etcd does not answer", said)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -88,6 +89,8 @@ type Node struct {
 	once   sync.Once
 	failed chan error
 	ended  error
+	// started is broker, for the probes, which are answered before there is one.
+	started atomic.Pointer[Broker]
 }
 
 // StartNode brings a broker up and returns when it takes requests and others know of it. It waits for etcd as long as ctx lives. Errors:
@@ -104,9 +107,11 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 	if err != nil {
 		return nil, err
 	}
-	cluster, err := n.joinCluster(ctx)
+	n.serveHTTP()
+	n.log.Info("broker starts, and waits for etcd if that is away", "id", self.ID, "url", self.URL, "http", self.HTTP)
+	cluster, err := env.Meta.EnsureCluster(ctx)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("join cluster: %w", err)
 	}
 	n.cache = meta.NewCache(life, env.Meta)
 	if err := n.cache.Synced(ctx); err != nil {
@@ -116,7 +121,7 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 		return nil, fmt.Errorf("get a lease: %w", err)
 	}
 	bookies := cfg.Bookies
-	bookies.Cluster = cluster
+	bookies.Cluster = cluster.UUID
 	n.bookies = bookieclient.New(bookies, n.resolve, n.log, env.Registerer) //nolint:contextcheck // closed by Shutdown
 	cfg.Broker.Self = self
 	n.broker, err = New(cfg.Broker, Deps{
@@ -125,6 +130,7 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 	if err != nil {
 		return nil, err
 	}
+	n.started.Store(n.broker)
 	n.serve(life)
 	if err := n.announced(ctx); err != nil {
 		return nil, err
@@ -146,28 +152,6 @@ func (n *Node) announced(ctx context.Context) error {
 			return err
 		case <-ctx.Done():
 			return fmt.Errorf("register broker: %w", ctx.Err())
-		}
-	}
-}
-
-// joinCluster makes sure that the cluster's records exist, telling once when etcd has to be waited for.
-func (n *Node) joinCluster(ctx context.Context) (entry.UUID, error) {
-	told := false
-	for {
-		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
-		cluster, err := n.env.Meta.EnsureCluster(attempt)
-		cancel()
-		switch {
-		case err == nil:
-			if told {
-				n.log.Info("etcd answers")
-			}
-			return cluster.UUID, nil
-		case ctx.Err() != nil, !errors.Is(err, meta.ErrUnavailable) && !errors.Is(err, meta.ErrUnknownOutcome):
-			return entry.UUID{}, fmt.Errorf("join cluster: %w", err)
-		case !told:
-			told = true
-			n.log.Warn("etcd does not answer; waiting for it", "error", err)
 		}
 	}
 }
@@ -227,6 +211,28 @@ func (n *Node) resolve(id entry.StorageUUID) (string, bool) {
 	return k.Data, ok
 }
 
+// serveHTTP answers probes from the start: a broker that waits for etcd lives, and is not ready.
+func (n *Node) serveHTTP() {
+	if n.httpListener == nil {
+		return
+	}
+	ready := func() error {
+		if b := n.started.Load(); b != nil {
+			return b.Ready()
+		}
+		if n.env.Meta.Away() > 0 {
+			return fmt.Errorf("starting: %w", errEtcdAway)
+		}
+		return errors.New("starting: not registered yet")
+	}
+	n.http = ops.New(ops.Probes{Live: func() error { return nil }, Ready: ready}, n.env.Gatherer)
+	n.wg.Go(func() {
+		if err := n.http.Serve(n.httpListener); !errors.Is(err, http.ErrServerClosed) {
+			n.fail(fmt.Errorf("serve http: %w", err))
+		}
+	})
+}
+
 func (n *Node) serve(life context.Context) {
 	n.grpc = grpc.NewServer(
 		grpc.UnaryInterceptor(n.broker.answerInTime),
@@ -251,14 +257,6 @@ func (n *Node) serve(life context.Context) {
 			n.fail(fmt.Errorf("serve clients: %w", err))
 		}
 	})
-	if n.httpListener != nil {
-		n.http = ops.New(ops.Probes{Live: func() error { return nil }, Ready: n.broker.Ready}, n.env.Gatherer)
-		n.wg.Go(func() {
-			if err := n.http.Serve(n.httpListener); !errors.Is(err, http.ErrServerClosed) {
-				n.fail(fmt.Errorf("serve http: %w", err))
-			}
-		})
-	}
 }
 
 func (n *Node) fail(err error) {

@@ -13,6 +13,8 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,6 +24,8 @@ import (
 	"github.com/spf13/pflag"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/lease"
@@ -159,12 +163,20 @@ func (c *Common) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, handler))
 }
 
+// reconnect is how etcd is looked for while it is away. gRPC's default waits longer the longer it was, up to two
+// minutes; whoever waits for etcd would wait that much longer than etcd was away.
+var reconnect = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+	MinConnectTimeout: 3 * time.Second,
+}
+
 // serve connects to etcd and runs the program. Being told to stop before it was up is no failure.
 func (p Program) serve(ctx context.Context, errOut io.Writer) error {
 	log := p.Common.logger(errOut)
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: p.Common.Etcd, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		MaxCallRecvMsgSize: math.MaxInt32, Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(reconnect)},
 	})
 	if err != nil {
 		return settings.Usagef("--etcd is %q: %w", strings.Join(p.Common.Etcd, ","), err)
@@ -199,6 +211,27 @@ func (c *Common) Await(ctx context.Context, log *slog.Logger, failed <-chan erro
 		failure = err
 	}
 	return failure
+}
+
+// Advertised checks what --advertise says: a host, or a host and a port; empty is right.
+func Advertised(value string) error {
+	host := value
+	if h, port, err := net.SplitHostPort(value); err == nil {
+		host = h
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return settings.Usagef("--advertise is %q: want a port above 0 after the colon, or none", value)
+		}
+	}
+	if value == "" || net.ParseIP(host) != nil {
+		return nil
+	}
+	odd := strings.ContainsFunc(host, func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-._", r))
+	})
+	if host == "" || odd {
+		return settings.Usagef("--advertise is %q: want a host name or address, with or without :port", value)
+	}
+	return nil
 }
 
 // Positive checks numbers that must be above 0, by the names of their flags; those of sizes in MiB or KiB must fit
