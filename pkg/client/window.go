@@ -370,7 +370,7 @@ func (w *window) expire(done <-chan struct{}, cause error) {
 		w.expireIn(b, done, cause)
 		if b.live == 0 {
 			w.closeOpen()
-			w.finish(len(w.queue)-1)
+			w.finish(len(w.queue) - 1)
 		}
 	}
 }
