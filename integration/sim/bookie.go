@@ -23,6 +23,7 @@ type bookieProcess struct {
 	zone    string
 	mem     *vfs.Mem
 	disk    *vfs.Faulty
+	fresh   bool // no store was ever open on the disk
 	store   *ledgerstore.ByHand
 	meta    *meta.Store
 	etcd    *etcdClient
@@ -55,7 +56,7 @@ func (b *bookieProcess) serving() bool { return b.up && b.store != nil }
 
 func (b *bookieProcess) config() ledgerstore.Config {
 	return ledgerstore.Config{
-		Dir: storeDir, Cluster: clusterUUID, Storage: b.uuid, SegmentSize: segmentSize, Spares: 1,
+		Dir: storeDir, Cluster: clusterUUID, Storage: b.uuid, Fresh: b.fresh, SegmentSize: segmentSize, Spares: 1,
 		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1, Trash: -1,
 	}
 }
@@ -74,7 +75,7 @@ func (b *bookieProcess) boot() {
 		}
 		return
 	}
-	b.store = store
+	b.store, b.fresh = store, false
 	loss := store.Loss()
 	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
 	b.w.ghost.booted(b, loss)

@@ -203,7 +203,7 @@ func (w *world) newDisk(b *bookieProcess) {
 	if w.disks > len(w.bookies) {
 		w.names[u] = fmt.Sprintf("%s#%d", b.name, w.disks)
 	}
-	b.rotten = false
+	b.rotten, b.fresh = false, true
 	b.mem = vfs.NewMem()
 	b.mem.SetCapacity(diskSize)
 	b.disk = vfs.NewFaulty(b.mem)

@@ -15,7 +15,7 @@ import (
 func benchConfig(b *testing.B) Config {
 	b.Helper()
 	return Config{
-		Dir: b.TempDir() + "/data", Cluster: testCluster, Storage: testStorage, CompactBytesPerSecond: -1,
+		Dir: b.TempDir() + "/data", Cluster: testCluster, Storage: testStorage, Fresh: true, CompactBytesPerSecond: -1,
 		LowRatio: 0.999, HighRatio: 0.9999, // whatever the disk of the machine has left
 	}
 }

@@ -17,6 +17,9 @@ type Config struct {
 	// Cluster and Storage are whose data this is; a segment or manifest of another is refused.
 	Cluster entry.UUID
 	Storage entry.StorageUUID
+	// Fresh says that nothing can have been acknowledged from this directory yet, so that it may be empty. Otherwise
+	// a directory without a manifest has lost everything (see [Loss]).
+	Fresh bool
 
 	// SegmentSize is the size of a segment file in bytes; 256 MiB.
 	SegmentSize int64

@@ -7,6 +7,8 @@ import (
 	iofs "io/fs"
 	"path"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -27,8 +29,11 @@ func segmentName(seq uint64, rewrite uint32) string {
 
 // parseSegmentName accepts exactly what segmentName writes.
 func parseSegmentName(name string) (seq uint64, rewrite uint32, ok bool) {
-	_, err := fmt.Sscanf(name, "%016x-%04x.seg", &seq, &rewrite)
-	return seq, rewrite, err == nil && name == segmentName(seq, rewrite)
+	base, _ := strings.CutSuffix(name, ".seg")
+	before, after, _ := strings.Cut(base, "-")
+	seq, seqErr := strconv.ParseUint(before, 16, 64)
+	n, err := strconv.ParseUint(after, 16, 32)
+	return seq, uint32(n), seqErr == nil && err == nil && name == segmentName(seq, uint32(n))
 }
 
 func parseSpareName(name string) (n int, ok bool) {

@@ -28,7 +28,7 @@ var (
 // small makes every mechanism run within a few kilobytes. Nothing happens behind the test's back.
 func small() Config {
 	return Config{
-		Dir: "/data", Cluster: testCluster, Storage: testStorage, SegmentSize: 32 << 10, Spares: 1,
+		Dir: "/data", Cluster: testCluster, Storage: testStorage, Fresh: true, SegmentSize: 32 << 10, Spares: 1,
 		CacheBytes: 16 << 10, CompactBytesPerSecond: -1, Trash: -1,
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/penstock-mq/penstock/pkg/segment"
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 // What a start does about a manifest, a segment or records that are lost.
@@ -63,8 +64,23 @@ func (r *recovery) recordLoss() error {
 	return nil
 }
 
-// readManifest returns the manifest in force; a fresh one in an empty directory; and one made up from the files if
-// it is damaged or gone.
+// Holds reports whether dir has a manifest or a segment. It has both, always, once Open has returned a store.
+func Holds(fs vfs.FS, dir string) (bool, error) {
+	names, err := fs.List(dir)
+	if errors.Is(err, iofs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("list data directory: %w", err)
+	}
+	return slices.ContainsFunc(names, func(name string) bool {
+		_, _, ok := parseSegmentName(name)
+		return ok || name == manifestName
+	}), nil
+}
+
+// readManifest returns the manifest in force; a fresh one in an empty directory that may be empty; and one made up
+// from the files if it is damaged or gone.
 func (r *recovery) readManifest() (*manifest, error) {
 	s := r.store
 	m, err := readManifest(s.fs, s.cfg.Dir)
@@ -89,7 +105,7 @@ func (r *recovery) readManifest() (*manifest, error) {
 			fresh.next = max(fresh.next, seq+1) // also of a file that is left alone
 		}
 	}
-	if err != nil || len(fresh.segments) > 0 {
+	if err != nil || len(fresh.segments) > 0 || !s.cfg.Fresh {
 		// Without the list it cannot be told whether a segment is missing.
 		r.all, r.noList = true, true
 		s.log.Error("manifest is lost: every ledger is put in limbo", "dir", s.cfg.Dir, "segments", len(fresh.segments), "error", err)

@@ -13,6 +13,27 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 )
 
+func TestSegmentNames(t *testing.T) {
+	t.Parallel()
+	for _, seq := range []uint64{0, 1, 0xabc, 1<<63 + 5, 1<<64 - 1} {
+		for _, rewrite := range []uint32{0, 1, 0xffff, 0x10000, 0xabcdef, 1<<32 - 1} {
+			gotSeq, gotRewrite, ok := parseSegmentName(segmentName(seq, rewrite))
+			if !ok || gotSeq != seq || gotRewrite != rewrite {
+				t.Errorf("%s: %x %x %v", segmentName(seq, rewrite), gotSeq, gotRewrite, ok)
+			}
+		}
+	}
+	for _, name := range []string{
+		"", "-.seg", ".seg", "0000000000000001-0001", "0000000000000001-0001.seg.lost", "0000000000000001-001.seg", "1-0001.seg",
+		"0000000000000001-00001.seg", "0000000000000001-100000000.seg", "00000000000000AB-0001.seg", "spare-1.seg",
+		"+000000000000001-0001.seg", "0000000000000001-0001.seg.seg", "0000000000000001-0001-0001.seg",
+	} {
+		if seq, rewrite, ok := parseSegmentName(name); ok {
+			t.Errorf("%q is taken for segment %x-%x", name, seq, rewrite)
+		}
+	}
+}
+
 func exampleManifest() *manifest {
 	u := func(b byte) (u entry.UUID) {
 		for i := range u {
