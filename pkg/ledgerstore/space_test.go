@@ -62,7 +62,7 @@ func TestWatermarks(t *testing.T) {
 		disk.set(20)
 		until(Full)
 		wantCode(t, add(s, 1, 2), bookiewire.ReadOnly)
-		must(t, add(s, 1, 1)) // stored already
+		must(t, add(s, 1, 1))         // stored already
 		must(t, add(s, 5, 0, urgent)) // one that is not known here, too
 		must(t, add(s, 5, 1, urgent))
 		wantCode(t, add(s, 5, 2), bookiewire.ReadOnly) // it is the add that is urgent, not the ledger

@@ -160,6 +160,7 @@ func TestDeletedDuringCompaction(t *testing.T) {
 }
 
 func testDeletedDuringCompaction(t *testing.T, at vfs.Rule) {
+	t.Helper()
 	fs := vfs.NewFaulty(vfs.NewMem())
 	s := openStore(t, trashConfig(), fs)
 	s.cfg.Trash = -1
