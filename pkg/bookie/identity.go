@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
@@ -48,8 +49,9 @@ type disk struct {
 }
 
 // Identify establishes who the disk at dir is, for bookie id of a cluster. Only an empty directory whose bookie id
-// has no cookie in the metadata becomes a new identity; anything else that does not fit is an [*IdentityError]. The
-// identity must be confirmed once the store has been opened, and before anything is served.
+// has no cookie in the metadata becomes a new identity; anything else that does not fit is an [*IdentityError]. A new
+// identity must be confirmed once the store has been opened, and before anything is served; its disk may be empty
+// until then. Of one that was confirmed before, confirm is nil, and something of the store's log is there.
 //
 // A new identity passes three durable steps: COOKIE.new on the disk, the record in the metadata, and after the store
 // was created COOKIE in its place. So a crash between any two can be told from a disk that lost its data: a disk with
@@ -85,15 +87,16 @@ func Identify(ctx context.Context, fs vfs.FS, dir, id string, cluster entry.UUID
 		if err := d.agrees(c, record, recorded); err != nil {
 			return Identity{}, nil, err
 		}
-		if stored, err := fs.List(path.Join(dir, storeDir)); errors.Is(err, iofs.ErrNotExist) || err == nil && len(stored) == 0 {
+		switch holds, err := ledgerstore.Holds(fs, path.Join(dir, storeDir)); {
+		case err != nil:
+			return Identity{}, nil, err
+		case !holds:
 			return Identity{}, nil, &IdentityError{
-				Problem: fmt.Sprintf("%s has the cookie of bookie %q and none of its data", dir, id),
-				Advice:  "restore " + path.Join(dir, storeDir) + " from the disk it was on; if it is lost, " + lostAdvice,
+				Problem: fmt.Sprintf("%s has the cookie of bookie %q and none of its data: neither a manifest nor a segment is in %s", dir, id, path.Join(dir, storeDir)),
+				Advice:  "bring the directory back as it was when the bookie last ran; if it is lost, " + lostAdvice,
 			}
-		} else if err != nil {
-			return Identity{}, nil, fmt.Errorf("list store: %w", err)
 		}
-		return c.Identity, func() error { return nil }, nil
+		return c.Identity, nil, nil
 	case has[cookieNewName]:
 		c, err := d.load(cookieNewName, wanted)
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
@@ -55,7 +56,7 @@ func (j *cookieJar) CreateCookie(_ context.Context, c meta.Cookie) error {
 
 func identify(fs vfs.FS, jar *cookieJar) (Identity, error) {
 	who, confirm, err := Identify(context.Background(), fs, "data", "b1", me.Cluster, jar)
-	if err == nil {
+	if err == nil && confirm != nil {
 		// What opening the store does.
 		if err := fs.MkdirAll("data/ledgers"); err != nil {
 			return who, err
@@ -132,6 +133,70 @@ func TestB22WipedDiskIsRefused(t *testing.T) {
 	}
 	_, err = identify(fs, jar)
 	refused(t, "wiped data beside a cookie", err, "none of its data")
+	// The log is gone, and what else is in its directory does not count. A manifest or a segment alone does: the store
+	// finds out what is missing.
+	for name, counts := range map[string]bool{
+		"LOCK": false, "spare-1.seg": false, "MANIFEST.tmp": false, "0000000000000001-0000.seg.lost": false,
+		"0000000000000001-0000.seg": true, "MANIFEST": true,
+	} {
+		fs := fs.Clone()
+		if err := fs.MkdirAll("data/ledgers"); err != nil {
+			t.Fatal(err)
+		}
+		f, err := fs.Create("data/ledgers/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+		who, err := identify(fs, jar)
+		if counts {
+			if err != nil || who.Storage != jar.cookies["b1"] {
+				t.Errorf("%s is there: %v", name, err)
+			}
+			continue
+		}
+		refused(t, "there is only "+name, err, "none of its data", "--bookie-id")
+	}
+}
+
+// The first start is cut at each of its changes: no later one takes the disk for lost, or for fresh once it was confirmed.
+func TestFirstStoreSurvivesEveryCrash(t *testing.T) {
+	t.Parallel()
+	start := func(fs vfs.FS, jar *cookieJar) (fresh bool, loss ledgerstore.Loss, err error) {
+		who, confirm, err := Identify(t.Context(), fs, "data", "b1", me.Cluster, jar)
+		if err != nil {
+			return false, loss, err
+		}
+		fresh = confirm != nil
+		store, err := ledgerstore.Open(t.Context(), ledgerstore.Config{
+			Dir: "data/ledgers", Cluster: who.Cluster, Storage: who.Storage, Fresh: fresh, SegmentSize: 32 << 10, Spares: 1, CompactBytesPerSecond: -1,
+		}, fs, quiet(), nil)
+		if err != nil {
+			return fresh, loss, err
+		}
+		loss = store.Loss()
+		if fresh {
+			err = confirm()
+		}
+		return fresh, loss, errors.Join(err, store.Close())
+	}
+	for cut := range 200 {
+		fs, jar := emptyDisk(t), newJar()
+		fs.CutPowerAfter(cut)
+		_, _, first := start(fs, jar)
+		fs.CutPowerAfter(-1)
+		fs.Crash(rand.New(rand.NewPCG(1, uint64(cut))))
+		for again := range 2 {
+			fresh, loss, err := start(fs, jar)
+			if err != nil || loss.All || len(loss.Ledgers) > 0 || fresh && (first == nil || again > 0) {
+				t.Fatalf("cut %d, start %d: fresh %v, loss %+v, %v", cut, again+2, fresh, loss, err)
+			}
+		}
+		if first == nil {
+			return
+		}
+	}
+	t.Fatal("200 changes were not enough")
 }
 
 // B24: a disk with data and without a cookie is not a new one; nor is a cookie without a record.

@@ -41,7 +41,7 @@ type Config struct {
 	// Version is the program's.
 	Version string
 
-	// Store configures the log; its Dir, Cluster and Storage are filled in.
+	// Store configures the log; its Dir, Cluster, Storage and Fresh are filled in.
 	Store ledgerstore.Config
 	// Server bounds the data path, GC the collection of garbage.
 	Server ServerConfig
@@ -194,7 +194,7 @@ func (b *Bookie) openStore(ctx context.Context) error {
 	}
 	b.me = who
 	cfg := b.cfg.Store
-	cfg.Dir, cfg.Cluster, cfg.Storage = path.Join(dir, storeDir), who.Cluster, who.Storage
+	cfg.Dir, cfg.Cluster, cfg.Storage, cfg.Fresh = path.Join(dir, storeDir), who.Cluster, who.Storage, confirm != nil
 	store, err := ledgerstore.Open(ctx, cfg, fs, b.log, b.env.Registerer)
 	if err != nil {
 		return fmt.Errorf("open store: %w", err)
@@ -202,6 +202,9 @@ func (b *Bookie) openStore(ctx context.Context) error {
 	b.store = store
 	if err := b.settleLoss(ctx); err != nil {
 		return err
+	}
+	if confirm == nil {
+		return nil
 	}
 	return confirm()
 }
