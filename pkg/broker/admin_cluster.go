@@ -162,11 +162,20 @@ func (a *admin) bookieNames(ctx context.Context) map[entry.StorageUUID]string {
 
 // DescribeLedger returns one ledger's metadata.
 func (a *admin) DescribeLedger(ctx context.Context, req *brokerv1.DescribeLedgerRequest) (*brokerv1.DescribeLedgerResponse, error) {
-	l, err := a.b.deps.Meta.GetLedger(ctx, entry.LedgerID(req.GetId()))
+	l, err := a.ledger(ctx, req.GetId())
 	if err != nil {
 		return nil, statusError(err)
 	}
 	return &brokerv1.DescribeLedgerResponse{Ledger: wireLedger(l, a.bookieNames(ctx))}, nil
+}
+
+// ledger finds a ledger that a person named.
+func (a *admin) ledger(ctx context.Context, id uint64) (meta.Ledger, error) {
+	l, err := a.b.deps.Meta.GetLedger(ctx, entry.LedgerID(id))
+	if errors.Is(err, meta.ErrNotFound) {
+		return l, refuse(brokerv1.Code_CODE_NOT_FOUND, "there is no ledger %d, or no longer: penstock ledger list shows them", id)
+	}
+	return l, err //nolint:wrapcheck // it names the ledger
 }
 
 func wireLedger(l meta.Ledger, names map[entry.StorageUUID]string) *brokerv1.Ledger {
@@ -187,7 +196,7 @@ func wireLedger(l meta.Ledger, names map[entry.StorageUUID]string) *brokerv1.Led
 // ReadLedger reads stored entries up to what is confirmed.
 func (a *admin) ReadLedger(req *brokerv1.ReadLedgerRequest, stream brokerv1.Admin_ReadLedgerServer) error {
 	ctx := stream.Context()
-	l, err := a.b.deps.Meta.GetLedger(ctx, entry.LedgerID(req.GetId()))
+	l, err := a.ledger(ctx, req.GetId())
 	if err != nil {
 		return statusError(err)
 	}

@@ -108,7 +108,7 @@ func (s *subscription) describe(ctx context.Context) (*brokerv1.Subscription, di
 // SeekSubscription moves a subscription.
 func (a *admin) SeekSubscription(ctx context.Context, req *brokerv1.SeekSubscriptionRequest) (*brokerv1.SeekSubscriptionResponse, error) {
 	if req.GetTo().GetAt() == nil { // what a new subscription takes for the end would pass over everything here
-		return nil, statusError(invalid("seek subscription %s of %s: the request does not say where to", req.GetSubscription(), req.GetTopic()))
+		return nil, statusError(invalid("seek subscription %q of %q: the request does not say where to", req.GetSubscription(), req.GetTopic()))
 	}
 	s, err := a.subscription(ctx, req.GetTopic(), req.GetSubscription())
 	if err != nil {

@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
@@ -72,6 +74,19 @@ var levels = map[brokerv1.AckLevel]ledger.AckLevel{
 	brokerv1.AckLevel_ACK_LEVEL_ALL:         ledger.AckAll,
 }
 
+// levelNumbers tells the known levels to whoever wrote the protocol by hand.
+var levelNumbers = func() string {
+	var known []string
+	for n := range int32(len(levels)) {
+		name := strings.TrimPrefix(brokerv1.AckLevel(n).String(), "ACK_LEVEL_")
+		if n == 0 {
+			name = "the default, quorum"
+		}
+		known = append(known, fmt.Sprintf("%d (%s)", n, strings.ToLower(name)))
+	}
+	return strings.Join(known, ", ")
+}()
+
 // Publish serves one producer.
 func (p *pubsub) Publish(stream brokerv1.PubSub_PublishServer) error {
 	first, err := stream.Recv()
@@ -96,17 +111,17 @@ func (p *pubsub) openPublisher(stream brokerv1.PubSub_PublishServer, open *broke
 	}
 	level, ok := levels[open.GetAckLevel()]
 	if !ok {
-		return nil, invalid("producer on %s: unknown ack level %d", open.GetTopic(), open.GetAckLevel())
+		return nil, invalid("producer on %q: unknown ack level %d: want %s", open.GetTopic(), open.GetAckLevel(), levelNumbers)
 	}
 	name := open.GetProducerName()
 	if name == "" {
 		if open.GetDedup() {
-			return nil, invalid("producer on %s: deduplication needs a producer name, which tells its sequence ids from others'", open.GetTopic())
+			return nil, invalid("producer on %q: deduplication needs a producer name, which tells its sequence ids from others'", open.GetTopic())
 		}
 		name = randomName("producer")
 	}
 	if len(name) > frame.MaxProducerName {
-		return nil, invalid("producer on %s: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), frame.MaxProducerName)
+		return nil, invalid("producer on %q: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), frame.MaxProducerName)
 	}
 	ctx, stop := p.b.whileEtcdAnswers(stream.Context())
 	defer stop()
@@ -206,7 +221,7 @@ func (s *publisher) append(batch *brokerv1.Batch) error {
 	}
 	f, err := frame.Parse(batch.GetFrame(), s.t.u.b.limits)
 	if err != nil {
-		return err //nolint:wrapcheck // it says what is wrong with the frame
+		return fmt.Errorf("batch for %s: %w; %s", s.t.name, err, frameAdvice(err))
 	}
 	first, last := batch.GetFirstSequence(), batch.GetLastSequence()
 	if f.Sequence != first || f.HighestSequence != last {
@@ -225,6 +240,24 @@ func (s *publisher) append(batch *brokerv1.Batch) error {
 		s.mu.Unlock()
 	}
 	return err //nolint:wrapcheck // it says what failed
+}
+
+// frameAdvice tells what to do about a frame that was refused.
+func frameAdvice(err error) string {
+	var bad *frame.Error
+	if !errors.As(err, &bad) {
+		panic(fmt.Sprintf("broker: a frame was refused without a reason: %v", err))
+	}
+	switch bad.Reason {
+	case frame.TooLarge:
+		return "send less at once, or raise --max-message-kib of all brokers"
+	case frame.BadChecksum:
+		return "it was damaged on its way, or its CRC32C is not of all that follows it: encode and send it again"
+	case frame.Unsupported:
+		return "this broker is older than the client: update it, or send what it knows"
+	case frame.Malformed:
+	}
+	return "docs/formats.md says what a frame looks like"
 }
 
 // done answers a batch that was taken in. A batch whose outcome is not known because the topic is lost gets no answer:

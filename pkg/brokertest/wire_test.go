@@ -180,7 +180,7 @@ func TestOversizedMessagesAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	answer, err := stream.Recv()
-	if e := answer.GetFailed().GetError(); err != nil || e.GetCode() != brokerv1.Code_CODE_INVALID || !strings.Contains(e.GetMessage(), "5242880") {
+	if e := answer.GetFailed().GetError(); err != nil || e.GetCode() != brokerv1.Code_CODE_INVALID || !strings.Contains(e.GetMessage(), "5242880") || !strings.Contains(e.GetMessage(), "--max-message-kib") {
 		t.Fatalf("a little too large: %v, %v", answer, err)
 	}
 	if err := stream.Send(batchOf(1, make([]byte, 5<<20))); err != nil {
@@ -194,6 +194,51 @@ func TestOversizedMessagesAreRefused(t *testing.T) {
 	}
 	if answer, err = stream.Recv(); status.Code(err) != codes.ResourceExhausted {
 		t.Fatalf("far too large: %v, %v", answer, err)
+	}
+}
+
+// Whoever writes the protocol by hand learns what, on which topic, why, and what to do.
+func TestRefusalsSayWhatToDo(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t)
+	conn := dial(t, cluster.URL())
+	_, answer := publishing(t, conn, &brokerv1.OpenProducer{Topic: "orders", AckLevel: 99})
+	want := `producer on "orders": unknown ack level 99: want 0 (the default, quorum), 1 (none), 2 (one), 3 (quorum), 4 (all)`
+	if got := answer.GetError().GetMessage(); got != want {
+		t.Errorf("unknown ack level: %q, want %q", got, want)
+	}
+	stream, answer := publishing(t, conn, &brokerv1.OpenProducer{Topic: "orders", ProducerName: "p"})
+	if answer.GetReady() == nil {
+		t.Fatal(answer)
+	}
+	for what, c := range map[string]struct {
+		spoil func(f []byte) []byte
+		want  []string
+	}{
+		"wrong checksum": {func(f []byte) []byte { f[len(f)-1] ^= 1; return f }, []string{"wrong checksum", "send it again"}},
+		"cut short":      {func(f []byte) []byte { return f[:5] }, []string{"malformed", "docs/formats.md"}},
+	} {
+		req := batchOf(0, []byte("x"))
+		req.GetBatch().Frame = c.spoil(req.GetBatch().GetFrame())
+		if err := stream.Send(req); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := stream.Recv()
+		got := answer.GetFailed().GetError().GetMessage()
+		for _, part := range append(c.want, "public/default/orders") {
+			if err != nil || !strings.Contains(got, part) {
+				t.Errorf("%s: %q, %v; want %q in it", what, got, err, part)
+			}
+		}
+	}
+	p := producer(t, cluster.Client(), "orders")
+	_, err := p.Publish(t.Context(), &client.Message{Value: make([]byte, 5<<20+1)})
+	if err == nil || !strings.Contains(err.Error(), "--max-message-kib") {
+		t.Errorf("a message over the limit: %v", err)
+	}
+	_, err = cluster.Client().Producer(t.Context(), "x\ny")
+	if err == nil || strings.Contains(err.Error(), "\n") || strings.Count(err.Error(), `"x\ny"`) == 0 {
+		t.Errorf("a name with a line break: %v", err)
 	}
 }
 

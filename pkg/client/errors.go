@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -89,7 +90,7 @@ func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Op)
 	if e.Topic != "" {
-		b.WriteString(" " + e.Topic)
+		b.WriteString(" " + quoted(e.Topic))
 	}
 	if e.Broker != "" {
 		b.WriteString(" at " + e.Broker)
@@ -99,6 +100,14 @@ func (e *Error) Error() string {
 		b.WriteString(": " + e.Err.Error())
 	}
 	return b.String()
+}
+
+// quoted puts quotes around a name that is not plain text, so that an error stays one line whatever was asked for.
+func quoted(name string) string {
+	if q := strconv.Quote(name); q[1:len(q)-1] != name || strings.Contains(name, " ") {
+		return q
+	}
+	return name
 }
 
 // Unwrap returns the cause.

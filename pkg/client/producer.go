@@ -124,7 +124,7 @@ func (p *Producer) PublishAsync(ctx context.Context, m *Message) *Receipt {
 		return failedReceipt(closedError("publish", p.topic))
 	}
 	if n := m.overhead(); n > frame.DefaultMaxMetadata-frame.MaxProducerName-64 {
-		return failedReceipt(invalidError("publish", p.topic, "key and properties take %d bytes, the limit is about %d",
+		return failedReceipt(invalidError("publish", p.topic, "key and properties take %d bytes, the limit is about %d: what is large belongs into the value",
 			n, frame.DefaultMaxMetadata-frame.MaxProducerName))
 	}
 	r := &Receipt{msg: m, ctx: ctx, size: m.size(), done: make(chan struct{})}

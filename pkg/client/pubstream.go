@@ -98,7 +98,7 @@ func (s *pubStream) add(r *Receipt) error {
 	}
 	if len(r.msg.Value) > s.maxMessage {
 		defer s.mu.Unlock()
-		return invalidError("publish", s.topic, "message of %d bytes, the limit is %d", len(r.msg.Value), s.maxMessage)
+		return invalidError("publish", s.topic, "message of %d bytes, the limit is %d: split it, or raise --max-message-kib of all brokers", len(r.msg.Value), s.maxMessage)
 	}
 	b := s.w.add(r, time.Now())
 	if done := r.ctx.Done(); done != nil && b.watch != done {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -114,7 +115,7 @@ func TestExitCodes(t *testing.T) {
 		"bad start":          {[]string{"consume", "busy", "-s", "s", "--from", "yesterday", url}, exitUsage, "earliest"},
 		"bad quorum":         {[]string{"namespace", "create", "public/n", "--ensemble", "2", "--write-quorum", "3", url}, exitUsage, "write quorum"},
 		"unknown topic":      {[]string{"topic", "describe", "nothing", url}, exitNotFound, "does not exist"},
-		"unknown ledger":     {[]string{"ledger", "describe", "4711", url}, exitNotFound, "4711"},
+		"unknown ledger":     {[]string{"ledger", "describe", "4711", url}, exitNotFound, "there is no ledger 4711, or no longer: penstock ledger list"},
 		"topic in use":       {[]string{"topic", "delete", "busy", "--yes", url}, exitRefused, "--force"},
 		"no terminal to ask": {[]string{"topic", "delete", "busy", url}, exitUsage, "--yes"},
 		"exists already":     {[]string{"topic", "create", "busy", url}, exitFailed, "exists"},
@@ -124,7 +125,7 @@ func TestExitCodes(t *testing.T) {
 		"no such namespace":  {[]string{"topic", "list", "public/nope", url}, exitNotFound, "public/nope"},
 		"no such tenant":     {[]string{"namespace", "list", "publik", url}, exitNotFound, `did you mean "public"?`},
 		"no such file":       {[]string{"segment", "dump", "/nonexistent"}, exitNotFound, "/nonexistent"},
-		"streamed answer":    {[]string{"ledger", "read", "4711", url}, exitNotFound, "4711"},
+		"streamed answer":    {[]string{"ledger", "read", "4711", url}, exitNotFound, "there is no ledger 4711, or no longer: penstock ledger list"},
 		"streamed refusal":   {[]string{"ledger", "read", "1", "--first", "-3", url}, exitUsage, "start at 0"},
 		"required flag":      {[]string{"subscription", "seek", "busy", "s", url}, exitUsage, "--to"},
 		"short flag's name":  {[]string{"topic", "list", "--frm"}, exitUsage, "unknown flag: --frm (see"},
@@ -277,6 +278,36 @@ func TestPublishingThatStandsStillIsGivenUp(t *testing.T) {
 	if code := <-done; code != exitUnreachable || !strings.Contains(errOut.String(), "nothing was acknowledged for 2s") {
 		t.Fatalf("exit %d: %s", code, errOut.String())
 	}
+}
+
+// Consuming whose acknowledgements nobody confirms ends after --timeout, and names them.
+func TestConsumingThatNobodyConfirmsIsGivenUp(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t)
+	url := "--url=" + cluster.URL()
+	mustRun(t, "one\ntwo\nthree\n", "produce", "t", "-q", url)
+	mustRun(t, "", "consume", "t", "-s", "s", "--from", "earliest", "-n", "1", url)
+	for _, end := range [][]string{{"-n", "2"}, {"--wait", "100ms"}} {
+		out := &stopping{stop: func() { cluster.StopBookie(0) }} // once both are read, and none is acknowledged
+		var errOut bytes.Buffer
+		args := append([]string{"consume", "t", "-s", "s", "--timeout", "2s", url}, end...)
+		code := Main(t.Context(), "test", args, strings.NewReader(""), out, &errOut)
+		if code != exitUnreachable || !strings.Contains(errOut.String(), "not confirmed: offsets ") || !strings.Contains(errOut.String(), "nothing was confirmed for 2s") {
+			t.Fatalf("%v: exit %d: %s", end, code, errOut.String())
+		}
+		cluster.StartBookie(0)
+	}
+}
+
+// stopping calls stop when the first message is written to it.
+type stopping struct {
+	once sync.Once
+	stop func()
+}
+
+func (s *stopping) Write(p []byte) (int, error) {
+	s.once.Do(s.stop)
+	return len(p), nil
 }
 
 // A consumer without a number of messages is meant to be stopped.
