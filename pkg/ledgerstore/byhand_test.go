@@ -1,6 +1,7 @@
 package ledgerstore
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -25,14 +26,15 @@ func TestByHand(t *testing.T) {
 			},
 		})
 	}
-	kinds := func() (s string) {
+	kinds := func() string {
+		var s strings.Builder
 		for _, task := range h.Tasks() {
-			s += task.Kind.String() + " "
+			s.WriteString(task.Kind.String() + " ")
 			if task.Kind == TaskWrite || answered == 0 && task.Kind == TaskSync {
 				h.Do(task)
 			}
 		}
-		return s
+		return s.String()
 	}
 	_, generation := h.Admission(1)
 	if generation != 1<<20 {
