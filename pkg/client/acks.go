@@ -1,6 +1,8 @@
 package client
 
 import (
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -19,6 +21,7 @@ type acker struct {
 	due      time.Time // of pending, when it is not empty
 	inFlight map[uint64]*ackGroup
 	last     uint64 // request id
+	refusal  error  // why the latest group that was refused for now was; nil once one is durable
 }
 
 // ackGroup is what one Ack request says.
@@ -105,7 +108,9 @@ func (a *acker) answered(id uint64, err *Error, retryAt time.Time) []chan error 
 		return nil
 	}
 	delete(a.inFlight, id)
+	a.refusal = nil
 	if err != nil && err.Retryable {
+		a.refusal = err
 		a.again(g, retryAt)
 		return nil
 	}
@@ -155,6 +160,34 @@ func (a *acker) unconfirmed(o entry.Offset) bool {
 		}
 	}
 	return false
+}
+
+// namedRanges bounds how many ranges of offsets an error names.
+const namedRanges = 8
+
+// unanswered says which acknowledgements no broker has confirmed yet, for people; "" is none.
+func (a *acker) unanswered() string {
+	var all ackGroup
+	all.merge(&a.pending)
+	for _, g := range a.inFlight {
+		all.merge(g)
+	}
+	var parts []string
+	if all.cumulative != nil {
+		parts = append(parts, fmt.Sprintf("up to %d", *all.cumulative))
+	}
+	for i, r := range all.ranges.ranges {
+		switch {
+		case i == namedRanges:
+			parts = append(parts, fmt.Sprintf("and %d ranges more", len(all.ranges.ranges)-i))
+		case i > namedRanges:
+		case r.first == r.last:
+			parts = append(parts, fmt.Sprint(r.first))
+		default:
+			parts = append(parts, fmt.Sprintf("%d to %d", r.first, r.last))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 // reset forgets everything, and returns the waiters to tell.

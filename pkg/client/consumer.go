@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"sync"
 	"time"
@@ -298,8 +299,12 @@ func (s *Consumer) Close(ctx context.Context) error {
 		ctx, cancel := patient(ctx, func() int64 { return 0 })
 		defer cancel()
 		for _, p := range s.partitions {
-			if err := s.settle(ctx, p); err != nil && s.closeErr == nil {
+			err := s.settle(ctx, p)
+			switch {
+			case s.closeErr == nil:
 				s.closeErr = err
+			case err != nil:
+				s.closeErr = fmt.Errorf("%w; %w", s.closeErr, err)
 			}
 		}
 		s.leave(ctx)
@@ -366,7 +371,7 @@ func (s *Consumer) settle(ctx context.Context, p *subStream) error {
 				return err
 			}
 		case <-ctx.Done():
-			return unknownOutcome("acknowledge", p.topic, causeOf(ctx))
+			return p.unconfirmed(causeOf(ctx))
 		}
 	}
 	return nil

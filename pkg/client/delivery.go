@@ -30,7 +30,8 @@ type Delivery struct {
 var errReader = errors.New("a reader has no subscription to acknowledge on")
 
 // Ack acknowledges the message and returns once the broker has that durable. When ctx ends first the outcome is
-// unknown, and the client goes on trying.
+// unknown, and the client goes on trying; the error names every offset of the partition that is not confirmed, and why the
+// last attempt failed.
 func (d *Delivery) Ack(ctx context.Context) error { return d.from.ackAndWait(ctx, d, false) }
 
 // AckCumulative acknowledges this message and every one before it in its partition, and returns once the broker

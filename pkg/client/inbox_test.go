@@ -3,6 +3,7 @@ package client
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -240,5 +241,35 @@ func TestBackoff(t *testing.T) {
 	}
 	if d := b.next(); d != time.Second || total > time.Second {
 		t.Fatal(d, total)
+	}
+}
+
+// TestUnansweredAcks: what is in flight and what waits is named, until it is durable.
+func TestUnansweredAcks(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1, 0)
+	a := acker{max: 1, delay: time.Second}
+	if got := a.unanswered(); got != "" {
+		t.Fatal(got)
+	}
+	a.add(3, nil, now)
+	a.add(4, nil, now)
+	first, _ := a.step(now)
+	a.add(9, nil, now)
+	if got := a.unanswered(); got != "3 to 4, 9" {
+		t.Fatal(got)
+	}
+	a.answered(first.id, unavailable(), now)
+	if got := a.unanswered(); got != "3 to 4, 9" || a.refusal == nil {
+		t.Fatal(got, a.refusal)
+	}
+	again, _ := a.step(now)
+	a.answered(again.id, nil, now)
+	a.addCumulative(20, nil, now)
+	for o := range entry.Offset(2 * namedRanges) {
+		a.add(100+2*o, nil, now)
+	}
+	if got := a.unanswered(); !strings.HasPrefix(got, "up to 20, 100, 102, ") || !strings.HasSuffix(got, ", and 8 ranges more") || a.refusal != nil {
+		t.Fatal(got, a.refusal)
 	}
 }

@@ -538,8 +538,26 @@ func (s *subStream) ackAndWait(ctx context.Context, d *Delivery, cumulative bool
 	case err := <-waiter:
 		return err
 	case <-ctx.Done():
-		return unknownOutcome("acknowledge", s.topic, causeOf(ctx))
+		return s.unconfirmed(causeOf(ctx))
 	}
+}
+
+// unconfirmed says which acknowledgements are not confirmed when the wait for one ends, and why, as far as a broker or the
+// way to one told.
+func (s *subStream) unconfirmed(cause error) *Error {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	if offsets := s.in.acks.unanswered(); offsets != "" {
+		cause = fmt.Errorf("not confirmed: offsets %s: %w", offsets, cause)
+	}
+	last := s.in.acks.refusal
+	if last == nil && !s.serving {
+		last = s.last
+	}
+	if last != nil {
+		cause = fmt.Errorf("%w; last attempt: %w", cause, last)
+	}
+	return unknownOutcome("acknowledge", s.topic, cause)
 }
 
 func (s *subStream) nack(d *Delivery, delay time.Duration) {

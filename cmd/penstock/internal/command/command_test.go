@@ -285,15 +285,15 @@ func TestConsumingThatNobodyConfirmsIsGivenUp(t *testing.T) {
 	t.Parallel()
 	cluster := brokertest.Start(t)
 	url := "--url=" + cluster.URL()
-	mustRun(t, "one\ntwo\nthree\n", "produce", "t", "-q", url)
-	mustRun(t, "", "consume", "t", "-s", "s", "--from", "earliest", "-n", "1", url)
-	for _, end := range [][]string{{"-n", "2"}, {"--wait", "100ms"}} {
-		out := &stopping{stop: func() { cluster.StopBookie(0) }} // once both are read, and none is acknowledged
+	for topic, end := range map[string][]string{"counted": {"-n", "2"}, "waiting": {"--wait", "100ms"}} {
+		mustRun(t, "one\ntwo\nthree\n", "produce", topic, "-q", url)
+		mustRun(t, "", "consume", topic, "-s", "s", "--from", "earliest", "-n", "1", url)
+		out := &stopping{stop: func() { cluster.StopBookie(0) }} // two are left, and none of them is acknowledged
 		var errOut bytes.Buffer
-		args := append([]string{"consume", "t", "-s", "s", "--timeout", "2s", url}, end...)
+		args := append([]string{"consume", topic, "-s", "s", "--timeout", "2s", url}, end...)
 		code := Main(t.Context(), "test", args, strings.NewReader(""), out, &errOut)
-		if code != exitUnreachable || !strings.Contains(errOut.String(), "not confirmed: offsets ") || !strings.Contains(errOut.String(), "nothing was confirmed for 2s") {
-			t.Fatalf("%v: exit %d: %s", end, code, errOut.String())
+		if code != exitUnreachable || !strings.Contains(errOut.String(), "not confirmed: offsets 1 to 2: nothing was confirmed for 2s") {
+			t.Fatalf("%s: exit %d: %s", topic, code, errOut.String())
 		}
 		cluster.StartBookie(0)
 	}

@@ -95,34 +95,74 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 		if err != nil {
 			return err
 		}
-		err = a.print(ctx, consumer, topic, f)
-		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.timeout)
-		defer cancel()
-		if closeErr := consumer.Close(closing); closeErr != nil && err == nil {
-			err = closeErr
+		last, err := a.print(ctx, consumer, topic, f)
+		closing, done := a.confirming(ctx)
+		defer done()
+		if last != nil {
+			err = ack(ctx, closing, last)
+		}
+		if closeErr := consumer.Close(closing); closeErr != nil && (err == nil || client.OutcomeUnknown(err) && client.OutcomeUnknown(closeErr)) {
+			err = closeErr // of all that was acknowledged, not only the last
+		}
+		if client.OutcomeUnknown(err) && closing.Err() != nil {
+			return &unconfirmedError{err}
 		}
 		return err
 	})
 }
 
-func (a *app) print(ctx context.Context, consumer *client.Consumer, topic string, f consumeFlags) error {
+// confirming bounds by --timeout, whatever becomes of ctx, the wait for the confirmation of acknowledgements, and says after
+// a while that it waits. The caller calls done.
+func (a *app) confirming(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), a.timeout,
+		fmt.Errorf("nothing was confirmed for %v (penstock bookie list, and the broker's log, tell more)", a.timeout))
+	patience := time.AfterFunc(sayAfter, func() {
+		a.progress("not everything is acknowledged yet; trying for %v", a.timeout)
+	})
+	return ctx, func() {
+		patience.Stop()
+		cancel()
+	}
+}
+
+// ack acknowledges d and waits for that, until either context ends.
+func ack(stopped, bound context.Context, d *client.Delivery) error { //nolint:revive // both are contexts, and none is the first
+	ctx, cancel := context.WithCancelCause(bound)
+	defer cancel(nil)
+	defer context.AfterFunc(stopped, func() { cancel(context.Cause(stopped)) })()
+	return d.Ack(ctx) //nolint:wrapcheck // it says what was acknowledged where
+}
+
+// unconfirmedError says that messages were printed whose acknowledgements nobody confirmed in time.
+type unconfirmedError struct{ err error }
+
+// Error says which, and why.
+func (e *unconfirmedError) Error() string {
+	return "messages may come again: " + e.err.Error()
+}
+
+// Unwrap returns the client's error.
+func (e *unconfirmedError) Unwrap() error { return e.err }
+
+// print prints messages and acknowledges them, the last of -n excepted, which it returns.
+func (a *app) print(ctx context.Context, consumer *client.Consumer, topic string, f consumeFlags) (last *client.Delivery, _ error) {
 	for n := int64(0); f.count == 0 || n < f.count; n++ {
 		d, err := receive(ctx, consumer, f.wait)
 		if err != nil {
 			if errors.Is(err, errNothingCame) || ctx.Err() != nil && f.count == 0 {
-				return nil // it ends by being stopped
+				return nil, nil // it ends by being stopped
 			}
-			return err
+			return nil, err
 		}
 		if err := a.printMessage(topic, d, f.output); err != nil {
-			return err
+			return nil, err
 		}
 		if n+1 == f.count {
-			return d.Ack(ctx) // the last one is durable before the command ends
+			return d, nil // it is to be durable before the command ends
 		}
 		d.AckAsync()
 	}
-	return nil
+	return nil, nil
 }
 
 var errNothingCame = errors.New("nothing came")

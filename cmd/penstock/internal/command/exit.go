@@ -32,6 +32,7 @@ func exitCode(err error) int {
 	var tooFew *standalone.TooFewBookiesError
 	var interrupted *interruptedError
 	var missing *missingError
+	var unconfirmed *unconfirmedError
 	switch {
 	case err == nil:
 		return exitOK
@@ -43,6 +44,8 @@ func exitCode(err error) int {
 		return exitNotFound
 	case errors.As(err, &identity), errors.As(err, &tooFew):
 		return exitRefused
+	case errors.As(err, &unconfirmed):
+		return exitUnreachable
 	case errors.As(err, &failed):
 		return exitCodeOf(failed)
 	case errors.Is(err, context.DeadlineExceeded):
