@@ -185,4 +185,23 @@ func TestTailReadStopsAtTheLAC(t *testing.T) {
 	noError(t, err)
 	equal(t, 0, len(got))
 	equal(t, entry.EntryID(0), r.LAC())
+	// Nor when it knows the LAC already, though the bookies have more: e1, and e2, which only one of them has.
+	w.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd, w.ids[1], w.ids[2])
+	appendAll(wr, 1, ledger.AckQuorum)
+	w.eventually("b0 has e2", func() bool { return len(w.fake.Entries(w.ids[0], 1)) == 3 })
+	knows := ledger.NewReader(w.env, l)
+	for want := range []int{0, 1} { // e2 came with word of e1's confirmation
+		_, err = knows.Read(w.ctx(), entry.EntryID(want), ledger.AskLAC, 1<<20)
+		noError(t, err)
+	}
+	for _, r := range []*ledger.Reader{r, knows} {
+		lac := r.LAC()
+		got, err = r.Read(w.ctx(), 0, ledger.AskLAC, 1<<20)
+		noError(t, err)
+		equal(t, int(lac)+1, len(got))
+		got, err = r.Read(w.ctx(), 2, ledger.AskLAC, 1<<20)
+		noError(t, err)
+		equal(t, 0, len(got))
+		equal(t, entry.EntryID(1), r.LAC())
+	}
 }

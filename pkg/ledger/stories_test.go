@@ -1,8 +1,10 @@
 package ledger_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,6 +64,32 @@ func TestB3HangingBookie(t *testing.T) {
 	closed, _ := w.recover(1)
 	equal(t, entry.EntryID(9), closed.Last)
 	equal(t, 10, w.readAll(closed))
+}
+
+// B3, the other half: that it hangs is no denial. e0 was acknowledged by b0 and b1. b0 hangs, b1 cannot tell, b2 denies: nothing is
+// decided until b1 can.
+func TestB3HangingBookieDeniesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 3)
+	missed := w.fake.Fail(w.ids[2], bookieclient.OpAdd, bookiewire.Disconnected, -1)
+	wr := w.writer(w.open(1, 3, 3, 2))
+	w.mustWrite(wr, 1)
+	wr.Shutdown()
+	for _, op := range []bookieclient.Op{bookieclient.OpFence, bookieclient.OpRead, bookieclient.OpAdd} {
+		w.fake.Hold(bookieclient.AtRequest, op, w.ids[0])
+	}
+	remove := w.fake.Fail(w.ids[1], bookieclient.OpRead, bookiewire.Unknown, -1)
+	env := w.env
+	env.Config.RecoveryAttempts = 1
+	env.Config.RequestTimeout = 100 * time.Millisecond
+	_, _, err := ledger.Recover(w.ctx(), env, 1, ledger.RecoverOptions{Finish: w.meta.close5})
+	errorIs(t, err, ledger.ErrUndecided)
+	equal(t, meta.LedgerInRecovery, w.meta.record(1).State)
+	remove()
+	missed()
+	closed, _ := w.recover(1)
+	equal(t, entry.EntryID(0), closed.Last)
+	equal(t, 1, w.readAll(closed))
 }
 
 // B8: a recovery with too few bookies decides nothing, a bookie that was never in the ensemble does not help, and once the
@@ -155,6 +183,76 @@ func TestB16SecondCloseWaits(t *testing.T) {
 	noError(t, <-results)
 	noError(t, <-results)
 	equal(t, "not written", w.await(c).outcome())
+}
+
+// revMeta is a metadata store that compares nothing but the record's revision, and takes the fragments as they are proposed.
+type revMeta struct{ *memMeta }
+
+func (m revMeta) ChangeEnsemble(ctx context.Context, seen meta.Ledger, fragments []meta.Fragment) (meta.Ledger, error) {
+	return m.txn(ctx, "T2", seen.ID, func(l *meta.Ledger) error {
+		switch {
+		case l.State != meta.LedgerOpen || l.Nonce != seen.Nonce:
+			return stateError("T2", l)
+		case l.Rev != seen.Rev:
+			return meta.ErrConflict
+		}
+		l.Fragments = clone(meta.Ledger{Fragments: fragments}).Fragments
+		return nil
+	})
+}
+
+// B18: a slot is changed twice, and each time repair has changed the record just before: once it adds an intent, once it moves a
+// copy of an older fragment. Both changes start over from the record as it is; nothing of repair's is undone, and nothing is lost.
+func TestB18DoubleChangeWithConflicts(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 6)
+		w.env.Metadata = revMeta{w.meta}
+		w.setCandidate(5, func(c *ledger.Candidate) { c.Writable = false })
+		wr := w.writer(w.open(1, 3, 3, 2))
+		w.mustWrite(wr, 3)
+		attempts := 0
+		repair := func(f func(l *meta.Ledger)) {
+			_, err := w.meta.txn(t.Context(), "T6", 1, func(l *meta.Ledger) error { f(l); return nil })
+			noError(t, err)
+		}
+		w.meta.hooks(func(op string) {
+			if op != "T2" {
+				return
+			}
+			switch attempts++; attempts {
+			case 1:
+				repair(func(l *meta.Ledger) { l.Pending = []meta.ReplicaIntent{{Target: w.ids[5]}} })
+			case 3:
+				repair(func(l *meta.Ledger) { l.Fragments[0].Slots[1].UUID, l.Pending = w.ids[5], nil })
+			}
+		}, nil)
+		written := 3
+		for change := range 2 {
+			l := w.meta.record(1)
+			w.fake.Crash(l.Fragments[change].Slots[0].UUID)
+			for _, c := range []int{0, 1} {
+				r := make(chan result, 1)
+				wr.Append(body(written+c), ledger.AckQuorum, func(id entry.EntryID, err error) { r <- result{id, err} })
+				equal(t, "ok", w.await(r).outcome())
+			}
+			written += 2
+			w.eventually("the slot is changed", func() bool { return len(w.meta.record(1).Fragments) == change+2 })
+			equal(t, 2*change+2, attempts)
+		}
+		l := w.meta.record(1)
+		equal(t, w.ids[5], l.Fragments[0].Slots[1].UUID)
+		equal(t, 0, len(l.Pending))
+		var first []entry.StorageUUID
+		for _, f := range l.Fragments {
+			first = append(first, f.Slots[0].UUID)
+		}
+		slices.SortFunc(first, func(a, b entry.StorageUUID) int { return bytes.Compare(a[:], b[:]) })
+		equal(t, []entry.StorageUUID{w.ids[0], w.ids[3], w.ids[4]}, first)
+		closed, err := wr.CloseWith(w.ctx(), w.meta.close3(l))
+		noError(t, err)
+		equal(t, written, w.readAll(closed))
+	})
 }
 
 // B19: transactions are applied and their replies lost. The record tells: the change, the close by the writer's recovery.
