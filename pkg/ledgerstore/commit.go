@@ -171,7 +171,7 @@ func (c *Core) vouch() {
 	}
 	c.active.unstated = nil
 	if !l.deleting && c.table.lookup(l.id) == l {
-		c.enqueue(&item{ledger: l, urgent: true, vouches: true, rec: segment.Record{Kind: segment.KindLAC, Ledger: l.id, LAC: l.lac}})
+		c.enqueue(&item{ledger: l, vouches: true, rec: segment.Record{Kind: segment.KindLAC, Ledger: l.id, LAC: l.lac}})
 	}
 }
 

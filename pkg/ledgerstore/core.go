@@ -139,7 +139,7 @@ func (r Reply) Do() {
 type item struct {
 	rec    segment.Record
 	ledger *ledger
-	urgent bool // not refused for want of space
+	urgent bool // of an add: not refused for want of space while there is a reserve. Other records never are.
 	// vouches: the record says nothing new, its batch does.
 	vouches bool
 	err     error // the answer is known and rides here for order's sake

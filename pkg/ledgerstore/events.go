@@ -320,7 +320,7 @@ func (c *Core) behindTerm(it *item, l *ledger) {
 func (c *Core) raiseTerm(l *ledger, term entry.Term, it *item) {
 	l.acceptedTerm = term
 	c.table.generation(l.id).Add(1)
-	it.ledger, it.urgent = l, true
+	it.ledger = l
 	it.rec = segment.Record{Kind: segment.KindFence, Ledger: l.id, Term: term}
 	c.enqueue(it)
 }
@@ -345,7 +345,7 @@ func (c *Core) stepFence(f *Fence) {
 }
 
 func (c *Core) stepLAC(w *LAC) {
-	it := &item{done: w.Done, urgent: true}
+	it := &item{done: w.Done}
 	l := c.table.lookup(w.Ledger)
 	switch {
 	case l == nil || l.deleting:
@@ -360,7 +360,7 @@ func (c *Core) stepLAC(w *LAC) {
 }
 
 func (c *Core) stepLimbo(ev *Limbo) {
-	it := &item{done: ev.Done, urgent: true}
+	it := &item{done: ev.Done}
 	l := c.table.lookup(ev.Ledger)
 	switch {
 	case l != nil && l.deleting:
@@ -391,7 +391,7 @@ func (c *Core) stepLimbo(ev *Limbo) {
 }
 
 func (c *Core) stepDelete(ev *Delete) {
-	it := &item{done: ev.Done, urgent: true}
+	it := &item{done: ev.Done}
 	c.table.generation(ev.Ledger).Add(1)
 	l := c.table.lookup(ev.Ledger)
 	switch {
@@ -420,7 +420,7 @@ func (c *Core) stepCarry(ev *Carry) {
 	var items []*item
 	carry := func(l *ledger, rec segment.Record) {
 		rec.Ledger = l.id
-		items = append(items, &item{ledger: l, urgent: true, rec: rec})
+		items = append(items, &item{ledger: l, rec: rec})
 	}
 	for _, l := range c.table.snapshot() {
 		if l.deleting {
@@ -444,7 +444,7 @@ func (c *Core) stepCarry(ev *Carry) {
 		switch {
 		case !going[t.in] || ev.Obsolete[id]:
 		default:
-			items = append(items, &item{urgent: true, rec: segment.Record{
+			items = append(items, &item{rec: segment.Record{
 				Kind: segment.KindTombstone, Ledger: id, Entry: entry.EntryID(t.deleted),
 				Nonce: t.at.seq, Term: entry.Term(t.at.offset),
 			}})

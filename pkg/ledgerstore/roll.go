@@ -81,6 +81,7 @@ func (c *Core) stepSealed(ev *Sealed) {
 	ev.Segment.sealed.Store(true)
 }
 
+// urgentQueued reports whether something in the queue has to be stored: adds that have not are not in it any more.
 func (c *Core) urgentQueued() bool {
 	for _, it := range c.queue {
 		if it.rec.Kind != 0 {

@@ -141,6 +141,21 @@ func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 	}
 	_, err := fence(s, 1, 1)
 	must(t, err)
+	// Nothing but fences, until what was left of the active segment is used up: the next one is taken from the reserve for them.
+	fenced := entry.LedgerID(1000)
+	for segments := len(s.segments.list()); len(s.segments.list()) == segments; fenced++ {
+		if fenced > 3000 {
+			t.Fatal("the fences find room without end")
+		}
+		done := make(chan error, 1)
+		s.Fence(bookiewire.Fence{Ledger: fenced, Term: 1}, func(_ bookiewire.FenceReply, err error) { done <- err })
+		select {
+		case err := <-done:
+			must(t, err)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("a fence waits for space after %d others", fenced-1000)
+		}
+	}
 	_, err = fence(s, 2, 1)
 	must(t, err)
 	for e := range entry.EntryID(100) { // more than what was left of the active segment
@@ -155,6 +170,9 @@ func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 			wantEntry(t, s, 2, e, body(2, e, 100))
 		}
 		wantCode(t, add(s, 1, stored), bookiewire.Fenced)
+		for l := entry.LedgerID(1000); l < fenced; l++ {
+			wantCode(t, add(s, l, 0), bookiewire.Fenced)
+		}
 	}
 	check()
 	select {
