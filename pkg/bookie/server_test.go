@@ -98,7 +98,7 @@ func (r *rig) start(cfg ServerConfig) {
 	r.t.Helper()
 	var err error
 	r.store, err = ledgerstore.Open(r.t.Context(), ledgerstore.Config{
-		Dir: "store", Cluster: me.Cluster, Storage: me.Storage, SegmentSize: 1 << 20, CompactBytesPerSecond: -1,
+		Dir: "store", Cluster: me.Cluster, Storage: me.Storage, Fresh: true, SegmentSize: 1 << 20, CompactBytesPerSecond: -1,
 	}, r.fs, quiet(), prometheus.NewRegistry())
 	if err != nil {
 		r.t.Fatal(err)
@@ -572,7 +572,7 @@ func BenchmarkServerAdd(b *testing.B) {
 	for _, size := range []int{100, 1 << 10, 64 << 10} {
 		b.Run(strconv.Itoa(size), func(b *testing.B) {
 			store, err := ledgerstore.Open(b.Context(), ledgerstore.Config{
-				Dir: b.TempDir(), Cluster: me.Cluster, Storage: me.Storage, SegmentSize: 64 << 20, LowRatio: 0.9999, HighRatio: 0.9999,
+				Dir: b.TempDir(), Cluster: me.Cluster, Storage: me.Storage, Fresh: true, SegmentSize: 64 << 20, LowRatio: 0.9999, HighRatio: 0.9999,
 			}, vfs.OS(), quiet(), prometheus.NewRegistry())
 			if err != nil {
 				b.Fatal(err)
