@@ -80,23 +80,46 @@ func (c *contents) add(r *Record, loc Location) {
 // entries counts index rows.
 func (c *contents) entries() int { return len(c.full)*rowChunk + len(c.open) }
 
-// sorted returns the index in order. Copies of one entry stay in the order they were stored.
+// sorted returns the index in order. Copies of one entry stay in the order they were stored. A ledger's entries mostly
+// come in their order, among those of others: so rows are dealt out by ledger, and few ledgers are left to sort.
 func (c *contents) sorted() []row {
-	rows := make([]row, 0, c.entries())
-	for _, chunk := range c.full {
-		rows = append(rows, chunk...)
+	ledgers := c.sortedLedgers()
+	places := make(map[entry.LedgerID]*int, len(ledgers)) // where a ledger's next row goes
+	at := 0
+	for _, info := range ledgers {
+		start := at
+		places[info.Ledger] = &start
+		at += int(info.Entries)
 	}
-	rows = append(rows, c.open...)
-	slices.SortFunc(rows, func(a, b row) int {
-		if a.ledger != b.ledger {
-			return cmp.Compare(a.ledger, b.ledger)
+	rows := make([]row, c.entries())
+	var of entry.LedgerID
+	var place *int
+	for _, chunk := range append(slices.Clip(c.full), c.open) {
+		for _, r := range chunk {
+			if place == nil || r.ledger != of {
+				of, place = r.ledger, places[r.ledger]
+			}
+			rows[*place] = r
+			*place++
 		}
-		if a.entry != b.entry {
-			return cmp.Compare(a.entry, b.entry)
+	}
+	at = 0
+	for _, info := range ledgers {
+		its := rows[at : at+int(info.Entries)]
+		at += int(info.Entries)
+		if !slices.IsSortedFunc(its, compareRows) {
+			slices.SortFunc(its, compareRows)
 		}
-		return cmp.Compare(a.offset, b.offset)
-	})
+	}
 	return rows
+}
+
+// compareRows orders the rows of one ledger.
+func compareRows(a, b row) int {
+	if a.entry != b.entry {
+		return cmp.Compare(a.entry, b.entry)
+	}
+	return cmp.Compare(a.offset, b.offset)
 }
 
 func (c *contents) sortedLedgers() []LedgerInfo {
