@@ -101,11 +101,17 @@ func BenchmarkSealedRead(b *testing.B) {
 // BenchmarkRestart opens a directory with four unsealed segments of 256 MiB, full of entries of 1 KiB, as a killed
 // process leaves it. The figure to look at is s/open.
 func BenchmarkRestart(b *testing.B) {
+	for _, size := range []int{100, 1024} {
+		b.Run(fmt.Sprintf("entry=%dB", size), func(b *testing.B) { benchRestart(b, size) })
+	}
+}
+
+func benchRestart(b *testing.B, size int) {
 	var total time.Duration
 	for range b.N {
 		b.StopTimer()
 		cfg := benchConfig(b)
-		writeUnsealed(b, cfg, 4)
+		writeUnsealed(b, cfg, 4, size)
 		b.StartTimer()
 		began := time.Now()
 		s, err := Open(b.Context(), cfg, vfs.OS(), quiet, nil)
@@ -114,7 +120,7 @@ func BenchmarkRestart(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		wantEntry(b, s, 1, 0, body(1, 0, 1024))
+		wantEntry(b, s, 1, 0, body(1, 0, size))
 		closeStore(b, s)
 		b.StartTimer()
 	}
@@ -122,27 +128,27 @@ func BenchmarkRestart(b *testing.B) {
 }
 
 // writeUnsealed fills n segments without sealing them.
-func writeUnsealed(b *testing.B, cfg Config, n int) {
+func writeUnsealed(b *testing.B, cfg Config, n, size int) {
 	b.Helper()
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		b.Fatal(err)
 	}
 	s := openStore(b, cfg, vfs.OS())
-	must(b, add(s, 1, 0, withBody(body(1, 0, 1024))))
+	must(b, add(s, 1, 0, withBody(body(1, 0, size))))
 	closeStore(b, s)
 	m, err := readManifest(s.fs, cfg.Dir)
 	must(b, err)
 	s.segments.manifest = m
 	e := entry.EntryID(1)
-	payload := make([]byte, 1024)
+	payload := make([]byte, size)
 	for range n {
 		seg, err := s.prepare(ordinary)
 		must(b, err)
 		w := seg.handle.writer
 		for {
 			recs := benchRecords(e, payload)
-			if !w.Room(len(recs), int64(len(recs)*1024)) {
+			if !w.Room(len(recs), int64(len(recs)*size)) {
 				break
 			}
 			_, err := w.AppendBatch(recs, w.Size())
