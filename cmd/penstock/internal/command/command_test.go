@@ -340,6 +340,7 @@ func TestJSONIsGolden(t *testing.T) {
 	t.Parallel()
 	url := "--url=" + brokertest.Start(t).URL()
 	mustRun(t, "", "topic", "create", "parts", "--partitions", "2", url)
+	mustRun(t, "", "subscription", "create", "parts", "demo", url)
 	mustRun(t, "a\nb\n", "produce", "orders", "-q", "--producer-name", "p", url)
 	mustRun(t, "", "consume", "orders", "-s", "demo", "--from", "earliest", "-n", "2", url)
 	for {
@@ -355,6 +356,11 @@ func TestJSONIsGolden(t *testing.T) {
 		"topic-describe":        {"topic", "describe", "orders"},
 		"subscription-list":     {"subscription", "list", "orders"},
 		"subscription-describe": {"subscription", "describe", "orders", "demo"},
+		"subscription-why":      {"subscription", "why", "orders", "demo"},
+		"partitions-list":       {"subscription", "list", "parts"},
+		"partitions-describe":   {"subscription", "describe", "parts", "demo"},
+		"partitions-why":        {"subscription", "why", "parts", "demo"},
+		"version":               {"version"},
 		"namespace-get":         {"namespace", "get", "acme/web"},
 		"tenant-list":           {"tenant", "list"},
 		"broker-list":           {"broker", "list"},

@@ -27,6 +27,8 @@ type view struct {
 	wide    int      // so many of the last columns appear only in wide output
 	rows    []row
 	single  bool // describes one thing: the table is written as "name: value" lines, JSON without a list
+	lines   bool // describes several things, each as "name: value" lines
+	plain   bool // the table is a line of "cell: cell" a row, without a header
 }
 
 // row is one thing listed.
@@ -79,8 +81,22 @@ func (v view) print(w io.Writer, format string) error {
 		}
 		return nil
 	}
-	if v.single {
-		return v.printLines(w)
+	switch {
+	case v.plain:
+		for _, r := range v.rows {
+			fmt.Fprintln(w, strings.Join(r.cells, ": "))
+		}
+		return nil
+	case v.single, v.lines:
+		for i := range v.rows {
+			if i > 0 {
+				fmt.Fprintln(w)
+			}
+			if err := v.printLines(w, v.rows[i]); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	return v.printTable(w, format == "wide")
 }
@@ -162,10 +178,10 @@ func (v view) printTable(w io.Writer, wide bool) error {
 	return nil
 }
 
-func (v view) printLines(w io.Writer) error {
+func (v view) printLines(w io.Writer, r row) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for i, c := range v.columns {
-		value := v.rows[0].cells[i]
+		value := r.cells[i]
 		for j, line := range strings.Split(value, "\n") {
 			label := strings.ToLower(c) + ":"
 			if j > 0 {

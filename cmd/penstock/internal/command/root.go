@@ -272,13 +272,24 @@ func (a *app) opening(ctx context.Context) (_ context.Context, done func()) {
 }
 
 func (a *app) versionCommand() *cobra.Command {
-	return &cobra.Command{
+	type version struct {
+		Version string `json:"version"`
+	}
+	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version", Args: noArgs,
-		RunE: func(_ *cobra.Command, _ []string) error {
-			fmt.Fprintf(a.out, "penstock %s\n", a.version)
-			return nil
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			format, err := outputFormat(cmd)
+			if err != nil {
+				return err
+			}
+			v := view{kind: "Version", single: true, plain: true, rows: []row{{
+				name: a.version, cells: []string{"penstock " + a.version}, data: version{a.version},
+			}}}
+			return v.print(a.out, format)
 		},
 	}
+	addOutputFlag(cmd)
+	return cmd
 }
 
 // progress prints a line for a person, beside the data.

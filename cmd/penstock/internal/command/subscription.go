@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,6 +22,7 @@ type subscriptionSummary struct {
 	AckHoles   uint64   `json:"ackHoles"`
 	LagSeconds float64  `json:"lagSeconds"`
 	Consumers  []string `json:"consumers"`
+	Partition  string   `json:"partition,omitempty"` // of a topic with partitions
 }
 
 type consumerState struct {
@@ -68,8 +70,11 @@ func (a *app) subscriptionCreate() *cobra.Command {
 				return err
 			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
-				_, err := c.CreateSubscription(ctx, &brokerv1.CreateSubscriptionRequest{Topic: args[0], Subscription: args[1], Start: start})
-				return err
+				p, err := eachPartition(ctx, c, args[0], func(topic string) error {
+					_, err := c.CreateSubscription(ctx, &brokerv1.CreateSubscriptionRequest{Topic: topic, Subscription: args[1], Start: start})
+					return err
+				})
+				return a.tellParts("created", p, err)
 			})
 		},
 	}
@@ -86,20 +91,33 @@ func (a *app) subscriptionList() *cobra.Command {
 				return err
 			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
-				response, err := c.ListSubscriptions(ctx, &brokerv1.ListSubscriptionsRequest{Topic: args[0]})
-				if err != nil {
-					return err
-				}
 				v := view{
 					kind: "SubscriptionList", wide: 2,
 					columns: []string{"SUBSCRIPTION", "TYPE", "BACKLOG", "UNACKED", "LAG", "CONSUMERS", "ACK FLOOR", "ACK HOLES"},
 				}
-				for _, s := range response.GetSubscriptions() {
-					d := summaryOf(s)
-					v.rows = append(v.rows, row{name: d.Name, data: d, cells: []string{
-						d.Name, d.Type, decimal(d.Backlog), decimal(d.Unacked), fmt.Sprintf("%.1f s", d.LagSeconds),
-						strconv.Itoa(len(d.Consumers)), decimal(d.AckFloor), decimal(d.AckHoles),
-					}})
+				var from []string // the partition of each row
+				p, err := eachPartition(ctx, c, args[0], func(topic string) error {
+					response, err := c.ListSubscriptions(ctx, &brokerv1.ListSubscriptionsRequest{Topic: topic})
+					for _, s := range response.GetSubscriptions() {
+						d := summaryOf(s)
+						from = append(from, topic)
+						v.rows = append(v.rows, row{name: d.Name, data: d, cells: []string{
+							d.Name, d.Type, decimal(d.Backlog), decimal(d.Unacked), fmt.Sprintf("%.1f s", d.LagSeconds),
+							strconv.Itoa(len(d.Consumers)), decimal(d.AckFloor), decimal(d.AckHoles),
+						}})
+					}
+					return err
+				})
+				if err != nil {
+					return err
+				}
+				if p.partitioned {
+					v.columns = slices.Insert(v.columns, 0, "PARTITION")
+					for i, topic := range from {
+						d, _ := v.rows[i].data.(subscriptionSummary)
+						d.Partition = topic
+						v.rows[i].data, v.rows[i].cells = d, slices.Insert(v.rows[i].cells, 0, topic)
+					}
 				}
 				return v.print(a.out, format)
 			})
@@ -111,13 +129,34 @@ func (a *app) subscriptionList() *cobra.Command {
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
-func (a *app) describeSubscription(cmd *cobra.Command, args []string, show func(*brokerv1.DescribeSubscriptionResponse) error) error {
+// describeSubscription shows a subscription, or what it is in each partition, by the row that of makes of one.
+func (a *app) describeSubscription(cmd *cobra.Command, args []string, v view, of func(r *brokerv1.DescribeSubscriptionResponse, partition string) row) error {
+	format, err := outputFormat(cmd)
+	if err != nil {
+		return err
+	}
 	return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
-		response, err := c.DescribeSubscription(ctx, &brokerv1.DescribeSubscriptionRequest{Topic: args[0], Subscription: args[1]})
+		var found []*brokerv1.DescribeSubscriptionResponse
+		var from []string
+		p, err := eachPartition(ctx, c, args[0], func(topic string) error {
+			response, err := c.DescribeSubscription(ctx, &brokerv1.DescribeSubscriptionRequest{Topic: topic, Subscription: args[1]})
+			if err == nil {
+				found, from = append(found, response), append(from, topic)
+			}
+			return err
+		})
 		if err != nil {
 			return err
 		}
-		return show(response)
+		for i, r := range found {
+			v.rows = append(v.rows, of(r, p.partitionOf(from[i])))
+		}
+		v.single = !p.partitioned
+		if p.partitioned {
+			v.kind = "Partitioned" + v.kind
+			v.columns = slices.Insert(slices.Clone(v.columns), 0, "PARTITION")
+		}
+		return v.print(a.out, format)
 	})
 }
 
@@ -125,24 +164,21 @@ func (a *app) subscriptionDescribe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "describe TOPIC SUBSCRIPTION", Short: "Tell where a subscription stands and who consumes it", Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			format, err := outputFormat(cmd)
-			if err != nil {
-				return err
-			}
-			return a.describeSubscription(cmd, args, func(r *brokerv1.DescribeSubscriptionResponse) error {
-				return subscriptionView(r).print(a.out, format)
-			})
+			return a.describeSubscription(cmd, args, view{kind: "Subscription", lines: true, columns: []string{
+				"SUBSCRIPTION", "TYPE", "BACKLOG", "UNACKED", "ACK FLOOR", "ACK HOLES", "NEXT OFFSET", "LAG", "WAITS FOR", "CONSUMERS",
+			}}, subscriptionRow)
 		},
 	}
 	addOutputFlag(cmd)
 	return cmd
 }
 
-func subscriptionView(r *brokerv1.DescribeSubscriptionResponse) view {
+func subscriptionRow(r *brokerv1.DescribeSubscriptionResponse, partition string) row {
 	d := subscriptionDetail{
 		subscriptionSummary: summaryOf(r.GetSubscription()), NextOffset: r.GetNextOffset(),
 		WaitingReason: r.GetWaitingReason(), WaitingDetail: r.GetWaitingDetail(), States: []consumerState{},
 	}
+	d.Partition = partition
 	var consumers []string
 	for _, c := range r.GetConsumers() {
 		d.States = append(d.States, consumerState{c.GetName(), c.GetActive(), c.GetPermits(), c.GetUnacked(), c.GetClientInfo()})
@@ -152,26 +188,41 @@ func subscriptionView(r *brokerv1.DescribeSubscriptionResponse) view {
 		}
 		consumers = append(consumers, fmt.Sprintf("%s  %s  %d permits  %d unacked", c.GetName(), role, c.GetPermits(), c.GetUnacked()))
 	}
-	return view{
-		kind: "Subscription", single: true,
-		columns: []string{"SUBSCRIPTION", "TYPE", "BACKLOG", "UNACKED", "ACK FLOOR", "ACK HOLES", "NEXT OFFSET", "LAG", "WAITS FOR", "CONSUMERS"},
-		rows: []row{{name: d.Name, data: d, cells: []string{
-			d.Name, d.Type, decimal(d.Backlog), decimal(d.Unacked), decimal(d.AckFloor), decimal(d.AckHoles), decimal(d.NextOffset),
-			fmt.Sprintf("%.1f s", d.LagSeconds), d.WaitingReason + ": " + d.WaitingDetail, orNone(strings.Join(consumers, "\n")),
-		}}},
+	return row{name: d.Name, data: d, cells: withPartition(
+		partition, d.Name, d.Type, decimal(d.Backlog), decimal(d.Unacked), decimal(d.AckFloor), decimal(d.AckHoles), decimal(d.NextOffset),
+		fmt.Sprintf("%.1f s", d.LagSeconds), d.WaitingReason+": "+d.WaitingDetail, orNone(strings.Join(consumers, "\n")),
+	)}
+}
+
+// withPartition puts the partition in front of a row's cells, if there is one.
+func withPartition(partition string, cells ...string) []string {
+	if partition == "" {
+		return cells
 	}
+	return append([]string{partition}, cells...)
+}
+
+// subscriptionWait is what a subscription waits for.
+type subscriptionWait struct {
+	Subscription string `json:"subscription"`
+	Reason       string `json:"reason"`
+	Detail       string `json:"detail"`
+	Partition    string `json:"partition,omitempty"` // of a topic with partitions
 }
 
 func (a *app) subscriptionWhy() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "why TOPIC SUBSCRIPTION", Short: "Tell why the next message is not being delivered", Args: exactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.describeSubscription(cmd, args, func(r *brokerv1.DescribeSubscriptionResponse) error {
-				fmt.Fprintf(a.out, "%s: %s\n", r.GetWaitingReason(), r.GetWaitingDetail())
-				return nil
+			v := view{kind: "SubscriptionWait", plain: true, columns: []string{"REASON", "DETAIL"}}
+			return a.describeSubscription(cmd, args, v, func(r *brokerv1.DescribeSubscriptionResponse, partition string) row {
+				d := subscriptionWait{r.GetSubscription().GetName(), r.GetWaitingReason(), r.GetWaitingDetail(), partition}
+				return row{name: d.Subscription, data: d, cells: withPartition(partition, d.Reason, d.Detail)}
 			})
 		},
 	}
+	addOutputFlag(cmd)
+	return cmd
 }
 
 func (a *app) subscriptionSeek() *cobra.Command {
@@ -186,12 +237,14 @@ func (a *app) subscriptionSeek() *cobra.Command {
 				return err
 			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
-				response, err := c.SeekSubscription(ctx, &brokerv1.SeekSubscriptionRequest{Topic: args[0], Subscription: args[1], To: to})
-				if err != nil {
+				p, err := eachPartition(ctx, c, args[0], func(topic string) error {
+					response, err := c.SeekSubscription(ctx, &brokerv1.SeekSubscriptionRequest{Topic: topic, Subscription: args[1], To: to})
+					if err == nil {
+						a.progress("%s of %s delivers offset %d next", args[1], topic, response.GetOffset())
+					}
 					return err
-				}
-				a.progress("%s of %s delivers offset %d next", args[1], args[0], response.GetOffset())
-				return nil
+				})
+				return a.tellParts("moved", p, err)
 			})
 		},
 	}
@@ -211,12 +264,23 @@ func (a *app) subscriptionDelete() *cobra.Command {
 				return err
 			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
-				_, err := c.DeleteSubscription(ctx, &brokerv1.DeleteSubscriptionRequest{Topic: args[0], Subscription: args[1], Force: force})
-				return err
+				p, err := eachPartition(ctx, c, args[0], func(topic string) error {
+					_, err := c.DeleteSubscription(ctx, &brokerv1.DeleteSubscriptionRequest{Topic: topic, Subscription: args[1], Force: force})
+					return err
+				})
+				return a.tellParts("deleted", p, err)
 			})
 		},
 	}
 	cmd.Flags().Bool("force", false, "delete even if consumers are connected")
 	addYesFlag(cmd)
 	return cmd
+}
+
+// tellParts says in how many partitions something was done.
+func (a *app) tellParts(what string, p parts, err error) error {
+	if err == nil && p.partitioned {
+		a.progress("%s in %d of %d partitions", what, p.done, p.asked)
+	}
+	return err
 }
