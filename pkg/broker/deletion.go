@@ -155,7 +155,7 @@ func partitionsOf(base topicname.Name, record meta.Topic) []topicname.Name {
 // delete ends serving for good: what the state log has of the topic goes first, so that a deletion which is interrupted
 // leaves nothing behind that nobody looks for.
 func (t *servedTopic) delete(ctx context.Context) error {
-	if !t.begin() {
+	if !t.begin(true) {
 		return t.movedError()
 	}
 	t.subs.close(ctx)

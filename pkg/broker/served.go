@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/statelog"
 	"github.com/penstock-mq/penstock/pkg/topic"
@@ -50,6 +51,7 @@ type servedTopic struct {
 
 	mu        sync.Mutex
 	stopped   bool
+	deleted   bool // stopped, and why
 	producers map[*publisher]struct{}
 }
 
@@ -83,10 +85,12 @@ func (t *servedTopic) producerNames() []string {
 }
 
 // begin starts the end of serving; it reports false when that was begun before.
-func (t *servedTopic) begin() bool {
+func (t *servedTopic) begin(deleted bool) bool {
 	t.mu.Lock()
 	first := !t.stopped
-	t.stopped = true
+	if first {
+		t.stopped, t.deleted = true, deleted
+	}
 	t.mu.Unlock()
 	if first {
 		t.retire()
@@ -106,7 +110,7 @@ func (t *servedTopic) finish(next string) {
 // close ends serving in good order: what was taken in is stored and answered, acknowledgements are durable, the ledger
 // is closed. Whoever closes second waits for the first.
 func (t *servedTopic) close(ctx context.Context, next string) {
-	if !t.begin() {
+	if !t.begin(false) {
 		<-t.done
 		return
 	}
@@ -120,7 +124,7 @@ func (t *servedTopic) close(ctx context.Context, next string) {
 
 // drop ends serving at once. Batches in flight have an unknown outcome, and their producers find out elsewhere.
 func (t *servedTopic) drop(next string) {
-	if !t.begin() {
+	if !t.begin(false) {
 		<-t.done
 		return
 	}
@@ -129,10 +133,17 @@ func (t *servedTopic) drop(next string) {
 	t.finish(next)
 }
 
-// movedError says where the topic went. It may be called before done is closed, when that is not known yet. Only a
+// movedError says where the topic went, or that it was deleted: whoever is told that it moved would look it up and, where
+// topics are created by themselves, create it again. It may be called before done is closed, when that is not known yet. Only a
 // bundle that goes to another broker gets a higher epoch: a client takes every answer with a lower one than it was
 // told for an old one, so that a topic which is merely closed, or deleted, must not promise one.
-func (t *servedTopic) movedError() *movedError {
+func (t *servedTopic) movedError() error {
+	t.mu.Lock()
+	deleted := t.deleted
+	t.mu.Unlock()
+	if deleted {
+		return refuse(brokerv1.Code_CODE_NOT_FOUND, "topic %s was deleted", t.name)
+	}
 	m := t.u.moved(t.name.String())
 	select {
 	case <-t.done:

@@ -40,6 +40,58 @@ func TestDeletingATopicInUseLeavesItsBundleInReach(t *testing.T) {
 	}
 }
 
+// Who is connected to a topic that is deleted by force is told so, and does not bring it back; who comes later may.
+func TestADeletedTopicEndsWhoeverIsConnected(t *testing.T) {
+	t.Parallel()
+	k := brokertest.Start(t).Client()
+	idle, busy, s := producer(t, k, "doomed"), producer(t, k, "doomed"), subscribe(t, k, "doomed", "s")
+	publish(t, busy, 0, 10)
+	for range 10 {
+		if _, err := s.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publishing := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := busy.Publish(t.Context(), &client.Message{Value: []byte("x")}); err != nil && !client.OutcomeUnknown(err) {
+				publishing <- err
+				return
+			}
+		}
+	}()
+	consuming := make(chan error, 1)
+	go func() {
+		for {
+			if _, err := s.Receive(t.Context()); err != nil {
+				consuming <- err
+				return
+			}
+		}
+	}()
+	if _, err := k.Admin().DeleteTopic(t.Context(), &brokerv1.DeleteTopicRequest{Topic: "doomed", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	mustBeGone := func(what string, err error) {
+		t.Helper()
+		if e := (*client.Error)(nil); !asClient(err, &e) || e.Code != client.CodeNotFound || e.Retryable {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	mustBeGone("publishing", <-publishing)
+	mustBeGone("consuming", <-consuming)
+	for {
+		_, err := idle.Publish(t.Context(), &client.Message{Value: []byte("x")})
+		if err != nil && !client.OutcomeUnknown(err) {
+			mustBeGone("publishing later", err)
+			break
+		}
+	}
+	_, err := k.Admin().DescribeTopic(t.Context(), &brokerv1.DescribeTopicRequest{Topic: "doomed"})
+	mustBeGone("describing", err)
+	publish(t, producer(t, k, "doomed"), 0, 10)
+}
+
 // What was acknowledged and confirmed stays so, whatever else was on its way when the topic was closed.
 func TestUnloadingKeepsConfirmedAcknowledgements(t *testing.T) {
 	t.Parallel()

@@ -28,8 +28,8 @@
 // Reconnecting is the client's business. A stream that breaks, or whose topic moves, is opened again at the
 // topic's owner: producers send what is unanswered again, in order, with the same sequence ids; consumers
 // take up their subscription and send acknowledgements that are not durable yet again. Loops over Messages go
-// on. Only what retrying cannot mend ends a producer or a consumer: a deleted topic, a lost permission, a newer
-// producer of the same name.
+// on. Only what retrying cannot mend ends a producer or a consumer: its topic was deleted (CodeNotFound), a permission
+// was lost, a newer producer of the same name came. A new producer creates the topic again, where topics create themselves.
 //
 // Delivery is at least once: a message whose acknowledgement is not durable when a consumer goes away is
 // delivered again. Publishing is at least once as well; with [WithDedup] the broker stores each sequence id of a
