@@ -43,7 +43,7 @@ func (s *Store) compactor() {
 }
 
 // CompactOnce frees space once: it unlinks segments whose ledgers are all gone, or, if there are none, rewrites what
-// lives in the emptiest sealed segments. It returns the bytes of disk given back, 0 if there was nothing to do. If a
+// lives in the emptiest sealed segments, if at least half of what they take comes back. It returns the bytes of disk given back, 0 if there was nothing to do. If a
 // live record cannot be read, the segment it is in is kept for good and the error is returned. Each step is durable
 // before the next: copies, their directory entry, control records still in force, manifest; only then the old files
 // go. A crash in between leaves the old segments, or the new one, in force.
@@ -75,33 +75,102 @@ func (s *Store) CompactOnce(ctx context.Context) (freed int64, err error) {
 	return freed, nil
 }
 
-// chooseVictims returns the dead segments, or else the emptiest ones, emptiest first.
+// chooseVictims returns dead segments, or else some to rewrite into one. Only segments whose going makes the disk's use
+// fall, to CompactBelow of what they take at most: so compaction comes to an end.
 func (s *Store) chooseVictims() (victims []*Segment, dead bool) {
-	var half []*Segment
+	var empty, half []*Segment
 	for _, seg := range s.segments.list() {
 		switch {
 		case !s.compactable(seg):
 		case seg.live.Load() > 0:
 			half = append(half, seg)
-		case len(victims) < maxVictims:
+		default:
+			empty = append(empty, seg)
+		}
+	}
+	if len(empty)+len(half) == 0 {
+		return nil, false
+	}
+	carried := s.carried()
+	for _, seg := range empty {
+		if len(victims) < maxVictims && s.pays([]*Segment{seg}, 0, carried) {
 			victims = append(victims, seg)
 		}
 	}
 	if len(victims) > 0 {
 		return victims, true
 	}
-	slices.SortFunc(half, func(a, b *Segment) int {
+	slices.SortStableFunc(half, func(a, b *Segment) int {
 		return int(a.live.Load()*100/max(a.size.Load(), 1) - b.live.Load()*100/max(b.size.Load(), 1))
 	})
+	for i := range half { // the emptiest first; some are too small to be worth it by themselves
+		if victims = s.neighbours(half[i:], carried); len(victims) > 0 {
+			return victims, false
+		}
+	}
+	return nil, false
+}
+
+// neighbours returns as many of the first segments as may become one, if that pays, or none.
+func (s *Store) neighbours(half []*Segment, carried map[uint64]int64) (victims []*Segment) {
 	var sum int64
-	for _, seg := range half {
-		if len(victims) == maxVictims || len(victims) > 0 && sum+seg.live.Load() > s.cfg.SegmentSize*3/4 {
+	for n, seg := range half[:min(len(half), maxVictims)] {
+		sum += seg.live.Load()
+		if n > 0 && sum > s.cfg.SegmentSize*3/4 {
 			break
 		}
-		sum += seg.live.Load()
-		victims = append(victims, seg)
+		if some := half[:n+1]; s.pays(some, s.rewrittenSize(some), carried) {
+			victims = some
+		}
 	}
-	return victims, false
+	return victims
+}
+
+// diskBlock is what files take a multiple of.
+const diskBlock = 4096
+
+func wholeBlocks(size int64) int64 { return (size + diskBlock - 1) / diskBlock * diskBlock }
+
+// pays reports whether enough is given back when a file of so many bytes takes the place of segments.
+func (s *Store) pays(victims []*Segment, rewritten int64, carried map[uint64]int64) bool {
+	before, after := int64(0), wholeBlocks(rewritten)
+	for _, v := range victims {
+		before += wholeBlocks(v.size.Load())
+		after += carried[v.seq]
+	}
+	return after < before && float64(after) <= s.cfg.CompactBelow*float64(before)
+}
+
+// gain is how many bytes a compaction of one segment gives back, 0 if it does not pay.
+func (s *Store) gain(seg *Segment, carried map[uint64]int64) int64 {
+	alone, rewritten := []*Segment{seg}, int64(0)
+	if seg.live.Load() > 0 {
+		rewritten = s.rewrittenSize(alone)
+	}
+	if !s.pays(alone, rewritten, carried) {
+		return 0
+	}
+	return seg.size.Load() - rewritten
+}
+
+// carried is how many bytes of fences, LACs and limbo marks would be written again if a segment went, by its sequence
+// number. Tombstones are not among them: those are dropped sooner or later.
+func (s *Store) carried() map[uint64]int64 {
+	const each = 3 * segment.RecordOverhead // with its rows in the footer
+	sums := map[uint64]int64{}
+	for i := range s.table.shards {
+		sh := &s.table.shards[i]
+		sh.mu.RLock()
+		for _, l := range sh.ledgers {
+			for _, in := range [...]uint64{l.termIn, l.limboIn, l.lacIn} {
+				if in != 0 {
+					sums[in] += each
+				}
+			}
+		}
+		sh.mu.RUnlock()
+	}
+	return sums
 }
 
 // compactable reports whether a segment is dead, or has enough dead bytes and can be read.

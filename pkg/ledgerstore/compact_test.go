@@ -125,6 +125,7 @@ func TestB20FenceSurvives(t *testing.T) {
 	ctx := t.Context()
 	fs := vfs.NewMem()
 	s := openStore(t, small(), fs)
+	fill(t, s, 99, 0, 120, 100) // what goes, so that the segment with the fences is worth compacting
 	must(t, add(s, 1, 0))
 	_, err := fence(s, 1, 3) // known, lives on
 	must(t, err)
@@ -155,6 +156,7 @@ func TestB20FenceSurvives(t *testing.T) {
 	check()
 	s = reopen(t, s)
 	check()
+	must(t, s.DeleteLedger(ctx, 99))
 	for round := range 3 {
 		victim := entry.LedgerID(100 + round)
 		fill(t, s, victim, 0, 600, 100)

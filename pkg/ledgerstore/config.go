@@ -41,7 +41,7 @@ type Config struct {
 
 	// Trash is how long what a deleted ledger had on the disk stays there, if there is room; 1 h. Negative: not at all.
 	Trash time.Duration
-	// CompactBelow is the share of live bytes below which a sealed segment is rewritten; 0.5.
+	// CompactBelow is the share of their space on the disk that sealed segments are rewritten into at most; 0.5.
 	CompactBelow float64
 	// CompactBytesPerSecond throttles reading for compaction; 32 MiB. Negative switches background compaction off:
 	// only CompactOnce compacts then, unthrottled.

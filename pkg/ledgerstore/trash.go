@@ -122,9 +122,13 @@ func (s *Store) shortage() int64 {
 	u := s.Usage()
 	free := max(int64(float64(u.Total)*(1-s.cfg.LowRatio)), s.cfg.SegmentSize)
 	short := free - int64(u.Free)
+	if short <= 0 {
+		return short
+	}
+	carried := s.carried()
 	for _, seg := range s.segments.list() {
 		if short > 0 && s.compactable(seg) {
-			short -= seg.size.Load() - max(seg.live.Load(), 0)
+			short -= s.gain(seg, carried)
 		}
 	}
 	return short
