@@ -107,6 +107,7 @@ func BenchmarkRestart(b *testing.B) {
 }
 
 func benchRestart(b *testing.B, size int) {
+	b.Helper()
 	var total time.Duration
 	for range b.N {
 		b.StopTimer()
