@@ -32,6 +32,9 @@ type dumper struct {
 	f    vfs.File
 	path string
 	size int64
+
+	doc    *Description // filled in unless it is nil
+	broken []string     // what of the footer is damaged
 }
 
 func (d *dumper) line(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
@@ -51,6 +54,7 @@ func (d *dumper) run() error {
 	state := "unsealed"
 	switch {
 	case h.retired:
+		d.doc.header("retired", h, d.size)
 		d.line("state      retired, kept for reuse\ngeneration %d\nsize       %d", h.Generation, d.size)
 		return nil
 	case sealed:
@@ -59,6 +63,7 @@ func (d *dumper) run() error {
 			state = "sealed by recovery"
 		}
 	}
+	d.doc.header(state, h, d.size)
 	d.line("state      %s", state)
 	d.line("segment    %s", h.SegmentUUID)
 	d.line("sequence   %d", h.Sequence)
@@ -87,12 +92,17 @@ func (d *dumper) batches(r *Reader, rec *Recovered) error {
 	if rec.Corrupt != nil {
 		w.gaps = rec.Corrupt.Gaps
 	}
-	w.onGap = func(g Gap) { d.line("%d: unreadable up to %d", g.Offset, g.End) }
+	w.onGap = func(g Gap) {
+		d.doc.gap(g)
+		d.line("%d: unreadable up to %d", g.Offset, g.End)
+	}
 	w.onBatch = func(h batchHeader) {
+		d.doc.batch(w.off, h)
 		d.line("%d: batch %d, %d records, %d bytes, durable up to %d, previous segment up to %d",
 			w.off, h.seq, h.count, batchHeaderSize+int64(h.length), h.durableUpto, h.prevDurable)
 	}
 	return w.run(rec.End, func(r Record, loc Location) error {
+		d.doc.record(&r, loc.Offset)
 		d.line("  %d: %s", loc.Offset, describe(&r, len(r.Body)))
 		return nil
 	})
@@ -120,6 +130,7 @@ func describe(r *Record, body int) string {
 }
 
 func (d *dumper) verdict(rec *Recovered) {
+	d.doc.verdict(rec)
 	switch {
 	case rec.Corrupt != nil && rec.Corrupt.AllLedgers:
 		d.line("verdict    corrupt: any ledger may have lost records; batches end at %d", rec.End)
@@ -155,10 +166,12 @@ func (d *dumper) footer(r *Reader) {
 	}
 	d.damage(err)
 	d.damage(r.Index(func(IndexEntry) error { return nil }))
+	d.doc.footer(int64(t.indexRows), ledgers, controls, gaps, d.broken)
 }
 
 func (d *dumper) damage(err error) {
 	if err != nil {
+		d.broken = append(d.broken, err.Error())
 		d.line("  damaged: %v", err)
 	}
 }

@@ -1,6 +1,8 @@
 package segment
 
 import (
+	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -12,7 +14,42 @@ func dump(t *testing.T, fs vfs.FS, name string) string {
 	t.Helper()
 	var out strings.Builder
 	must(t, Dump(&out, fs, name))
+	agree(t, fs, name, out.String())
 	return out.String()
+}
+
+// agree finds out whether a description says what was printed.
+func agree(t *testing.T, fs vfs.FS, name, printed string) {
+	t.Helper()
+	d, err := Describe(fs, name)
+	must(t, err)
+	records := 0
+	for _, b := range d.Batches {
+		records += len(b.Records)
+	}
+	want := []string{"state      " + d.State, fmt.Sprintf("size       %d", d.Size)}
+	if d.Verdict != "" {
+		want = append(want, "segment    "+d.Segment, "verdict    "+d.Verdict, fmt.Sprintf("batches end at %d", d.End))
+	}
+	for _, g := range d.Gaps {
+		want = append(want, fmt.Sprintf("%d: unreadable up to %d\n", g.Offset, g.End))
+	}
+	if d.Footer != nil {
+		for _, text := range d.Footer.Damage {
+			want = append(want, "damaged: "+text)
+		}
+	}
+	for _, part := range want {
+		if !strings.Contains(printed, part) {
+			t.Errorf("described %q, printed\n%s", part, printed)
+		}
+	}
+	if n := strings.Count(printed, ": batch "); n != len(d.Batches) {
+		t.Errorf("%d batches printed, %d described", n, len(d.Batches))
+	}
+	if n := len(regexp.MustCompile(`(?m)^  \d+: `).FindAllString(printed, -1)); n != records {
+		t.Errorf("%d records printed, %d described", n, records)
+	}
 }
 
 func TestDumpSealed(t *testing.T) {

@@ -361,6 +361,7 @@ func TestJSONIsGolden(t *testing.T) {
 		"partitions-describe":   {"subscription", "describe", "parts", "demo"},
 		"partitions-why":        {"subscription", "why", "parts", "demo"},
 		"version":               {"version"},
+		"segment-dump":          {"segment", "dump", sealedSegment(t)},
 		"namespace-get":         {"namespace", "get", "acme/web"},
 		"tenant-list":           {"tenant", "list"},
 		"broker-list":           {"broker", "list"},

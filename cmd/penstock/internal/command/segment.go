@@ -17,17 +17,31 @@ func (a *app) segmentCommand() *cobra.Command {
 }
 
 func (a *app) segmentDump() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use: "dump FILE", Short: "Print a segment: header, batches, records, footer, and a verdict on its tail", Args: exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			out := bufio.NewWriter(a.out)
-			if err := segment.Dump(out, vfs.OS(), args[0]); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			format, err := outputFormat(cmd)
+			if err != nil {
+				return err
+			}
+			if format == "table" || format == "wide" { // printed as it is read, however large
+				out := bufio.NewWriter(a.out)
+				if err := segment.Dump(out, vfs.OS(), args[0]); err != nil {
+					return err //nolint:wrapcheck // it names the file
+				}
+				if err := out.Flush(); err != nil {
+					return fmt.Errorf("print segment: %w", err)
+				}
+				return nil
+			}
+			d, err := segment.Describe(vfs.OS(), args[0])
+			if err != nil {
 				return err //nolint:wrapcheck // it names the file
 			}
-			if err := out.Flush(); err != nil {
-				return fmt.Errorf("print segment: %w", err)
-			}
-			return nil
+			v := view{kind: "Segment", single: true, rows: []row{{name: args[0], data: d}}}
+			return v.print(a.out, format)
 		},
 	}
+	addOutputFlag(cmd)
+	return cmd
 }
