@@ -280,24 +280,6 @@ func TestB29ChecksumIsVerifiedOnIngress(t *testing.T) {
 	r.want("read", c, bookiewire.NoEntry)
 }
 
-// B23: the bookie at an address is not the one that the writer's ledger names: an empty disk came back there.
-func TestB23OtherIdentityAtTheAddressTakesNothing(t *testing.T) {
-	t.Parallel()
-	r := newRig(t, ServerConfig{})
-	gone := entry.UUID{0x99}
-	done := make(chan error, 2)
-	r.client.Add(gone, makeAdd(1, 0, "x"), func(err error) { done <- err })
-	r.client.Read(t.Context(), gone, bookiewire.Read{Ledger: 1, First: 0, Stride: 1, MaxEntries: 1}, func(_ bookiewire.ReadReply, err error) { done <- err })
-	for range 2 {
-		if err := <-done; code(err) != bookiewire.Unknown {
-			t.Fatal(err)
-		}
-	}
-	if _, known := r.store.Ledger(1); known {
-		t.Fatal("stored under another identity")
-	}
-}
-
 func (r *rig) dial() net.Conn {
 	r.t.Helper()
 	c, err := net.Dial("tcp", r.addr)
