@@ -190,9 +190,8 @@ func TestLostSegmentMeansLimboForAll(t *testing.T) {
 	}
 }
 
-// BOOKKEEPER-166: a torn tail is no loss, and does not get in the way. (In TestPowerCutAtEachPoint at each point;
-// here: a killed process loses nothing at all.)
-func TestB27KilledProcessLosesNothing(t *testing.T) {
+// A killed process loses nothing at all. (What was being written when it was killed: TestB27TornTailDoesNotBlockReplay.)
+func TestKilledProcessLosesNothing(t *testing.T) {
 	t.Parallel()
 	fs, _, _ := crashedStore(t)
 	s := openStore(t, small(), fs)

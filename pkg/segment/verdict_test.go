@@ -271,10 +271,10 @@ func checkSealedRecovery(t *testing.T, m *vfs.Mem, rec *Recovered, kept string) 
 	}
 }
 
-// TestTruncatedLengthPrefix is the story of journals that end amid a length, or with one that makes no sense, and then
+// TestB27TruncatedLengthPrefix is the story of journals that end amid a length, or with one that makes no sense, and then
 // block every start, or are swallowed whole (BOOKKEEPER-166, #2178): the file is cut at each byte of its last batch, and
 // has each byte of that batch's header changed. What was before it is there.
-func TestTruncatedLengthPrefix(t *testing.T) {
+func TestB27TruncatedLengthPrefix(t *testing.T) {
 	t.Parallel()
 	m := vfs.NewMem()
 	b := batches(t, m, "s", 0, 1, 2)
