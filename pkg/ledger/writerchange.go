@@ -56,7 +56,7 @@ func (c *WriterCore) suspectSlot(i int, soft bool) {
 	s := &c.slots[i]
 	if !s.suspect {
 		s.suspect, s.soft, s.since = true, soft, c.now
-		s.retryAt = c.now.Add(c.cfg.RetryAfter)
+		s.retryAt, s.probes = c.now.Add(c.cfg.RetryAfter), 1
 		c.ready.Suspects++
 	}
 	s.soft = s.soft && soft

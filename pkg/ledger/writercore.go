@@ -107,6 +107,7 @@ type slotState struct {
 	soft     bool // suspect for being overloaded: not a reason to change at once
 	since    time.Time
 	retryAt  time.Time
+	probes   int  // of a suspect: how many entries it may have in flight
 	leaving  bool // registered as read-only or draining
 	refuses  bool // said so itself, ahead of its registration
 }
@@ -312,8 +313,12 @@ func (c *WriterCore) growPending() {
 	c.pending = bigger
 }
 
+// maxProbes bounds what a suspect slot has in flight, in entries.
+const maxProbes = 64
+
 // send sends e to every slot that lacks it, is not asked already and is not suspect. A suspect slot that has nothing
-// in flight gets one entry now and then, to see whether it is back.
+// in flight gets one entry now and then, to see whether it is back, and more and more while it answers: with a long
+// backlog every slot may be suspect, and the entries are to get away all the same, as fast as the bookies take them.
 func (c *WriterCore) send(e entry.EntryID) {
 	p := c.at(e)
 	want := c.track.Missing(e) &^ p.inflight &^ p.lost
@@ -321,7 +326,7 @@ func (c *WriterCore) send(e entry.EntryID) {
 	want.Each(func(i int) {
 		s := &c.slots[i]
 		if s.suspect {
-			if s.inflight > 0 || c.now.Before(s.retryAt) {
+			if s.inflight >= s.probes || s.probes == 1 && c.now.Before(s.retryAt) {
 				return
 			}
 			s.retryAt = c.now.Add(c.cfg.RetryAfter)
@@ -350,6 +355,9 @@ func (c *WriterCore) send(e entry.EntryID) {
 func (c *WriterCore) sendMissing(i int) {
 	for e := c.track.Tail(); e <= c.sentTo; e++ {
 		// A send may make another slot a straggler, and that drop entries further on.
+		if s := &c.slots[i]; s.suspect && s.inflight >= s.probes {
+			return
+		}
 		if c.track.Tracked(e) && c.track.Missing(e).Has(i) && !c.at(e).inflight.Has(i) && !c.at(e).lost.Has(i) {
 			c.send(e)
 		}
@@ -377,9 +385,12 @@ func (c *WriterCore) Ack(e entry.EntryID, slot int, uuid entry.StorageUUID) {
 			s.unacked -= int64(p.size + entryOverhead)
 		}
 	}
-	if s.suspect && s.unacked <= c.cfg.StragglerBytes/2 {
-		s.suspect, s.soft = false, false
-		if c.phase != Closing {
+	if s.suspect {
+		s.probes = min(s.probes+1, maxProbes)
+		if s.unacked <= c.cfg.StragglerBytes/2 {
+			s.suspect, s.soft = false, false
+		}
+		if c.phase != Closing && (!s.suspect || s.inflight <= s.probes/2) {
 			c.sendMissing(slot)
 		}
 	}
@@ -424,7 +435,7 @@ func (c *WriterCore) Fail(e entry.EntryID, slot int, uuid entry.StorageUUID, cod
 		c.change.verify = true
 	}
 	c.suspectSlot(slot, code == bookiewire.Overloaded)
-	s.retryAt = c.now.Add(c.cfg.RetryAfter)
+	s.retryAt, s.probes = c.now.Add(c.cfg.RetryAfter), 1
 	c.evaluate()
 }
 
