@@ -126,7 +126,7 @@ func (a *app) confirming(ctx context.Context) (_ context.Context, done func()) {
 }
 
 // ack acknowledges d and waits for that, until either context ends.
-func ack(stopped, bound context.Context, d *client.Delivery) error { //nolint:revive // both are contexts, and none is the first
+func ack(stopped, bound context.Context, d *client.Delivery) error {
 	ctx, cancel := context.WithCancelCause(bound)
 	defer cancel(nil)
 	defer context.AfterFunc(stopped, func() { cancel(context.Cause(stopped)) })()
