@@ -3,7 +3,9 @@ package ledger
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 
@@ -63,16 +65,20 @@ func count(n int, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-// placeSteps bounds the search for an arrangement: beyond it there may be one, but not among the likely ones.
-const placeSteps = 20_000
+const (
+	// placeSteps bounds the search for an arrangement: beyond it there may be one, but not among the likely ones.
+	placeSteps = 20_000
+	// spreadSteps bounds the search for a better one, once there is one. With ensembles of up to five bookies it finds the best.
+	spreadSteps = 2000
+)
 
 // Place chooses the bookies of an ensemble: never two on one host, spread over zones as far as there are zones
 // (within each write set first, then over the ensemble), at least MinZones known zones in every write set, and among
 // equals in proportion to free space. It is pure. The error is a *[PlacementError].
 //
-// It is a depth-first search over the open slots in order, the best candidate first; with zones to spare the first
-// descent succeeds. Choosing slot by slot without going back was rejected: with three zones, E=4 and Qw=2 it can
-// paint itself into a corner although an arrangement exists.
+// It is a depth-first search over the open slots in order, the best candidate first, of those that are alike only that one;
+// with zones to spare the first descent succeeds. Choosing slot by slot without going back was rejected: with three zones, E=4 and
+// Qw=2 it can paint itself into a corner although an arrangement exists.
 func Place(req PlaceRequest) ([]meta.Slot, error) {
 	r := req.Replication
 	cfg := quorum.Config{Ensemble: r.Ensemble, WriteQuorum: r.WriteQuorum, AckQuorum: r.AckQuorum, MinZones: r.MinZones}
@@ -83,10 +89,11 @@ func Place(req PlaceRequest) ([]meta.Slot, error) {
 		return nil, fmt.Errorf("place ensemble: %d slots to keep for an ensemble of %d", len(req.Keep), r.Ensemble)
 	}
 	p := newPlacer(req)
-	if p.search(0) {
-		return p.slots, nil
+	p.search(0)
+	if p.found == nil {
+		return nil, p.failure()
 	}
-	return nil, p.failure()
+	return p.found, nil
 }
 
 type placer struct {
@@ -95,8 +102,28 @@ type placer struct {
 	hosts map[host]bool // taken
 	pool  []Candidate   // usable, best first among equals
 	used  []bool        // per pool index
+	alike []int         // per pool index, the number of its class: bookies that one can take for one another
+	zones map[string]uint64
 	steps int
+	limit int // of steps
 	fail  PlacementError
+
+	found []meta.Slot // the best arrangement so far, and how it is spread
+	best  spread
+}
+
+// spread is how well an arrangement is spread: the known zones of the write set with the fewest, of all of them together, and of
+// the ensemble.
+type spread struct{ least, sum, all int }
+
+func (s spread) better(o spread) bool {
+	switch {
+	case s.least != o.least:
+		return s.least > o.least
+	case s.sum != o.sum:
+		return s.sum > o.sum
+	}
+	return s.all > o.all
 }
 
 func newPlacer(req PlaceRequest) *placer {
@@ -140,7 +167,41 @@ func newPlacer(req PlaceRequest) *placer {
 	p.fail.Hosts, p.fail.Zones, p.fail.MinZones = len(free), len(zones), req.Replication.MinZones
 	p.sortPool()
 	p.used = make([]bool, len(p.pool))
+	p.limit = placeSteps
+	p.zones = map[string]uint64{"": 0}
+	for _, z := range slices.Sorted(maps.Keys(zones)) {
+		p.zones[z] = 1 << min(len(p.zones)-1, 63)
+	}
+	p.classify()
 	return p
+}
+
+// classify finds out which bookies are alike: those of a zone, but not one on a host that has bookies in another zone, too.
+func (p *placer) classify() {
+	type class struct {
+		zone string
+		of   host
+	}
+	zoneOf, torn := map[host]string{}, map[host]bool{}
+	for _, c := range p.pool {
+		h := hostOf(c)
+		if z, ok := zoneOf[h]; ok && z != c.Zone {
+			torn[h] = true
+		}
+		zoneOf[h] = c.Zone
+	}
+	classes := map[class]int{}
+	p.alike = make([]int, len(p.pool))
+	for at, c := range p.pool {
+		k := class{zone: c.Zone}
+		if h := hostOf(c); torn[h] {
+			k.of = h
+		}
+		if _, ok := classes[k]; !ok {
+			classes[k] = len(classes)
+		}
+		p.alike[at] = classes[k]
+	}
 }
 
 // host is a failure domain: by the hash of its label, or, of a bookie without one, by the bookie.
@@ -184,32 +245,82 @@ func (p *placer) sortPool() {
 	})
 }
 
-// search fills the slots from i on; false leaves them as they were.
+// search tries the arrangements of the slots from i on and keeps the best; true ends it. It leaves the slots as they were.
 func (p *placer) search(i int) bool {
 	for i < len(p.slots) && !p.slots[i].UUID.IsZero() {
 		i++
 	}
-	if i == len(p.slots) {
-		return p.zonesHold()
+	reach := p.reach()
+	if p.found != nil && !reach.better(p.best) {
+		return false
 	}
-	order := p.order(i)
-	for _, at := range order {
-		if p.steps++; p.steps > placeSteps {
+	if i == len(p.slots) {
+		if !p.zonesHold() {
 			return false
 		}
+		if p.found == nil {
+			p.limit = min(p.limit, p.steps+spreadSteps)
+		}
+		p.found, p.best = slices.Clone(p.slots), reach
+		return reach == p.ideal()
+	}
+	tried := map[int]bool{}
+	for _, at := range p.order(i) {
 		c := p.pool[at]
-		if p.used[at] || p.hosts[hostOf(c)] {
+		if p.used[at] || p.hosts[hostOf(c)] || tried[p.alike[at]] {
 			continue
 		}
-		p.used[at], p.hosts[hostOf(c)] = true, true
-		p.slots[i] = meta.Slot{UUID: c.UUID, Zone: c.Zone, Host: meta.HostHash(c.Host)}
-		if p.search(i + 1) {
+		if p.steps++; p.steps > p.limit {
 			return true
 		}
+		tried[p.alike[at]] = true
+		p.used[at], p.hosts[hostOf(c)] = true, true
+		p.slots[i] = meta.Slot{UUID: c.UUID, Zone: c.Zone, Host: meta.HostHash(c.Host)}
+		over := p.search(i + 1)
 		p.used[at], p.hosts[hostOf(c)] = false, false
 		p.slots[i] = meta.Slot{}
+		if over {
+			return true
+		}
 	}
 	return false
+}
+
+// ideal is the spread that nothing can surpass.
+func (p *placer) ideal() spread {
+	r, zones := p.req.Replication, len(p.zones)-1
+	least := min(zones, r.WriteQuorum)
+	if r.WriteQuorum == 1 {
+		least = 0
+	}
+	return spread{least, least * r.Ensemble, min(zones, r.Ensemble)}
+}
+
+// reach is the spread of the slots as they are, had each open one a zone that is new to all that it counts for. With single copies there is
+// nothing to be spread within a write set.
+func (p *placer) reach() spread {
+	r, ideal := p.req.Replication, p.ideal()
+	known := func(first, n int) int {
+		open, seen := 0, uint64(0)
+		for k := range n {
+			s := &p.slots[(first+k)%len(p.slots)]
+			if s.UUID.IsZero() {
+				open++
+			}
+			seen |= p.zones[s.Zone]
+		}
+		return bits.OnesCount64(seen) + open
+	}
+	s := spread{least: ideal.least, all: min(ideal.all, known(0, r.Ensemble))}
+	if r.WriteQuorum == 1 {
+		return s
+	}
+	for start := range p.slots {
+		n := min(ideal.least, known(start, r.WriteQuorum))
+		s.least = min(s.least, n)
+		s.sum += n
+	}
+	return s
 }
 
 // order returns the pool's indexes in the order to try for slot i: a zone that is rare in the write sets around the
