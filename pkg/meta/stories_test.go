@@ -280,3 +280,27 @@ func TestTermsGrow(t *testing.T) {
 	_, _, err = f.CloseLedger(ctx, f.guard, c, cl)
 	check(t, err)
 }
+
+// B10: the writer closes its ledger at its own LAC while a recovery is under way, with the record as it was before and as it is now.
+// The close is refused each time, and the recovery's end, beyond that LAC, is the ledger's.
+func TestB10WriterClosesDuringRecovery(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	c, l := f.open()
+	in, err := f.StartRecovery(ctx, l.ID)
+	check(t, err)
+	for _, seen := range []meta.Ledger{l, in} {
+		var state *meta.LedgerStateError
+		if _, _, err := f.CloseLedger(ctx, f.guard, c, closing(c, seen, 3)); !errors.As(err, &state) || state.Current.State != meta.LedgerInRecovery {
+			t.Fatalf("the writer's close: got %v, want a refusal with the record in recovery", err)
+		}
+	}
+	cl := closing(c, in, 5)
+	cl.Recovery, cl.Term = true, in.Term
+	_, closed, err := f.CloseLedger(ctx, f.guard, c, cl)
+	check(t, err)
+	if closed.State != meta.LedgerClosed || closed.Last != 4 {
+		t.Fatalf("closed as %+v, want its end at 4", closed)
+	}
+}
