@@ -58,11 +58,14 @@ type servedTopic struct {
 // attach adds a producer's stream, unless the topic is no longer served.
 func (t *servedTopic) attach(p *publisher) error {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.stopped {
+	stopped := t.stopped
+	if !stopped {
+		t.producers[p] = struct{}{}
+	}
+	t.mu.Unlock()
+	if stopped {
 		return t.movedError()
 	}
-	t.producers[p] = struct{}{}
 	return nil
 }
 
