@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/penstock-mq/penstock/pkg/ledger"
@@ -74,7 +75,8 @@ func TestPlaceSpreadsAsFarAsThereAreZones(t *testing.T) {
 		if qa > 1 && qw > 1 && rng.IntN(3) == 0 {
 			r.MinZones = 2
 		}
-		labels, spec := 1+rng.IntN(4), ""
+		labels := 1 + rng.IntN(4)
+		var words strings.Builder
 		for i := range e + rng.IntN(3) {
 			zone, host := "", i
 			if z := rng.IntN(labels + 1); z > 0 || rng.IntN(3) > 0 {
@@ -83,8 +85,9 @@ func TestPlaceSpreadsAsFarAsThereAreZones(t *testing.T) {
 			if rng.IntN(8) == 0 {
 				host = rng.IntN(i + 1) // shared, and maybe with one in another zone
 			}
-			spec += fmt.Sprintf("h%d:%s ", host, zone)
+			fmt.Fprintf(&words, "h%d:%s ", host, zone)
 		}
+		spec := words.String()
 		list := bookies(spec)
 		rand := rand.New(rand.NewPCG(uint64(n), 1))
 		check := func(keep []meta.Slot) []meta.Slot {
