@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
@@ -60,7 +61,12 @@ func (a *admin) CreateNamespace(ctx context.Context, req *brokerv1.CreateNamespa
 		if req.GetBundles() != 0 {
 			bundles = int(req.GetBundles())
 		}
-		_, err = a.b.deps.Meta.CreateNamespace(ctx, name, policies, bundles)
+		if !req.GetForce() {
+			err = a.placeable(policies, meta.Policies{})
+		}
+		if err == nil {
+			_, err = a.b.deps.Meta.CreateNamespace(ctx, name, policies, bundles)
+		}
 	}
 	if err != nil {
 		return nil, statusError(fmt.Errorf("create namespace %s: %w", name, err))
@@ -117,6 +123,12 @@ func (a *admin) UpdateNamespace(ctx context.Context, req *brokerv1.UpdateNamespa
 		return nil, statusError(err)
 	}
 	policies, err := a.policies(req.GetPolicies())
+	if err == nil && !req.GetForce() {
+		var now meta.Namespace
+		if now, err = a.b.deps.Meta.GetNamespace(ctx, name); err == nil {
+			err = a.placeable(policies, now.Policies)
+		}
+	}
 	if err == nil {
 		_, err = a.b.deps.Meta.UpdateNamespace(ctx, name, policies)
 	}
@@ -157,6 +169,31 @@ func (a *admin) DeleteNamespace(ctx context.Context, req *brokerv1.DeleteNamespa
 			return nil, statusError(unavailable("delete namespace", name+" (it is marked, and its bundles' owners go on deleting it)", ctx.Err()))
 		}
 	}
+}
+
+// placeable refuses a change of policies after which no ledger could be opened on the bookies that are registered:
+// producers would wait, and nobody would tell the person who asked for too much. A disk that is full now counts, since it
+// may be cleared; a change of other policies is nobody's fault and passes.
+func (a *admin) placeable(p, before meta.Policies) error {
+	want, err := p.Replication(a.b.cfg.Replication)
+	if err != nil {
+		return err //nolint:wrapcheck // it names the rule
+	}
+	if had, err := before.Replication(a.b.cfg.Replication); err == nil && had == want {
+		return nil
+	}
+	there := a.b.candidates()
+	for i := range there {
+		there[i].Writable = true
+	}
+	_, err = ledger.Place(ledger.PlaceRequest{Replication: want, Candidates: there})
+	var missing *ledger.PlacementError
+	if !errors.As(err, &missing) {
+		return err //nolint:wrapcheck // it says what is being placed
+	}
+	return refuse(brokerv1.Code_CODE_REFUSED,
+		"ensemble %d, write quorum %d, ack quorum %d and min zones %d cannot be met now: %v, or ask for less, or use --force if they are still to come",
+		want.Ensemble, want.WriteQuorum, want.AckQuorum, want.MinZones, missing)
 }
 
 // policies converts and checks policies, also against the cluster's defaults.

@@ -1906,7 +1906,9 @@ type CreateNamespaceRequest struct {
 	// Number of bundles; 0 means the default of 16.
 	Bundles uint32 `protobuf:"varint,2,opt,name=bundles,proto3" json:"bundles,omitempty"`
 	// Policies.
-	Policies      *Policies `protobuf:"bytes,3,opt,name=policies,proto3" json:"policies,omitempty"`
+	Policies *Policies `protobuf:"bytes,3,opt,name=policies,proto3" json:"policies,omitempty"`
+	// Also if the bookies there are now cannot hold the copies that the policies ask for.
+	Force         bool `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1960,6 +1962,13 @@ func (x *CreateNamespaceRequest) GetPolicies() *Policies {
 		return x.Policies
 	}
 	return nil
+}
+
+func (x *CreateNamespaceRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 // CreateNamespaceResponse is empty.
@@ -2289,7 +2298,9 @@ type UpdateNamespaceRequest struct {
 	// tenant/namespace.
 	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// The new policies, whole.
-	Policies      *Policies `protobuf:"bytes,2,opt,name=policies,proto3" json:"policies,omitempty"`
+	Policies *Policies `protobuf:"bytes,2,opt,name=policies,proto3" json:"policies,omitempty"`
+	// Also if the bookies there are now cannot hold the copies that changed policies ask for.
+	Force         bool `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2336,6 +2347,13 @@ func (x *UpdateNamespaceRequest) GetPolicies() *Policies {
 		return x.Policies
 	}
 	return nil
+}
+
+func (x *UpdateNamespaceRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 // UpdateNamespaceResponse is empty.
@@ -3590,11 +3608,12 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\x0e_backlog_bytesB\x15\n" +
 	"\x13_auto_create_topicsB\x1f\n" +
 	"\x1d_max_unacked_per_subscriptionB\x1b\n" +
-	"\x19_max_unacked_per_consumer\"\x8a\x01\n" +
+	"\x19_max_unacked_per_consumer\"\xa0\x01\n" +
 	"\x16CreateNamespaceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x18\n" +
 	"\abundles\x18\x02 \x01(\rR\abundles\x128\n" +
-	"\bpolicies\x18\x03 \x01(\v2\x1c.penstock.broker.v1.PoliciesR\bpolicies\"\x19\n" +
+	"\bpolicies\x18\x03 \x01(\v2\x1c.penstock.broker.v1.PoliciesR\bpolicies\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"\x19\n" +
 	"\x17CreateNamespaceResponse\"/\n" +
 	"\x15ListNamespacesRequest\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\"8\n" +
@@ -3615,10 +3634,11 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\x14GetNamespaceResponse\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x128\n" +
 	"\bpolicies\x18\x02 \x01(\v2\x1c.penstock.broker.v1.PoliciesR\bpolicies\x124\n" +
-	"\abundles\x18\x03 \x03(\v2\x1a.penstock.broker.v1.BundleR\abundles\"p\n" +
+	"\abundles\x18\x03 \x03(\v2\x1a.penstock.broker.v1.BundleR\abundles\"\x86\x01\n" +
 	"\x16UpdateNamespaceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x128\n" +
-	"\bpolicies\x18\x02 \x01(\v2\x1c.penstock.broker.v1.PoliciesR\bpolicies\"\x19\n" +
+	"\bpolicies\x18\x02 \x01(\v2\x1c.penstock.broker.v1.PoliciesR\bpolicies\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\x19\n" +
 	"\x17UpdateNamespaceResponse\"6\n" +
 	"\x16DeleteNamespaceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\"\x19\n" +

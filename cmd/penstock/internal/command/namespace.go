@@ -63,8 +63,12 @@ func (a *app) namespaceCreate() *cobra.Command {
 			if err := setPolicies(cmd, p); err != nil {
 				return err
 			}
+			force, err := cmd.Flags().GetBool("force")
+			if err != nil {
+				return err
+			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
-				_, err := c.CreateNamespace(ctx, &brokerv1.CreateNamespaceRequest{Namespace: args[0], Bundles: bundles, Policies: p})
+				_, err := c.CreateNamespace(ctx, &brokerv1.CreateNamespaceRequest{Namespace: args[0], Bundles: bundles, Policies: p, Force: force})
 				return err
 			})
 		},
@@ -196,6 +200,10 @@ func (a *app) namespaceUpdate() *cobra.Command {
 			if err := checkUpdate(cmd, unset); err != nil {
 				return err
 			}
+			force, err := cmd.Flags().GetBool("force")
+			if err != nil {
+				return err
+			}
 			return a.admin(cmd.Context(), func(ctx context.Context, c brokerv1.AdminClient) error {
 				n, err := c.GetNamespace(ctx, &brokerv1.GetNamespaceRequest{Namespace: args[0]})
 				if err != nil {
@@ -211,7 +219,7 @@ func (a *app) namespaceUpdate() *cobra.Command {
 				for _, name := range unset {
 					unsetPolicy(p, name)
 				}
-				_, err = c.UpdateNamespace(ctx, &brokerv1.UpdateNamespaceRequest{Namespace: args[0], Policies: p})
+				_, err = c.UpdateNamespace(ctx, &brokerv1.UpdateNamespaceRequest{Namespace: args[0], Policies: p, Force: force})
 				return err
 			})
 		},
@@ -287,6 +295,7 @@ func addPolicyFlags(cmd *cobra.Command) {
 	f.Bool("auto-create-topics", true, "whether naming a topic creates it")
 	f.Uint32("max-unacked-per-subscription", 0, "delivered, unacknowledged messages before delivery pauses")
 	f.Uint32("max-unacked-per-consumer", 0, "the same for one consumer")
+	f.Bool("force", false, "also if the bookies there are now cannot hold so many copies")
 	registerFlagCompletion(cmd, "backlog-action", []string{"refuse", "evict"})
 }
 
