@@ -25,7 +25,6 @@ type base struct {
 	consumers []*consumer // in order of arrival
 	unacked   uint64      // outstanding of all
 	loaded    bool
-	paused    string
 
 	pos, end entry.Offset // the next offset to read for the first time; the topic's end
 	ready    queue        // read for the first time, not sent
@@ -201,9 +200,6 @@ func (b *base) Withdraw(id ConsumerID) uint64 {
 
 // DataAvailable implements [Core].
 func (b *base) DataAvailable(end entry.Offset) { b.end = max(b.end, end) }
-
-// Paused implements [Core].
-func (b *base) Paused(why string) { b.paused = why }
 
 // InFlight implements [Core].
 func (b *base) InFlight() uint64 {
@@ -492,8 +488,6 @@ func (b *base) gate() Reason {
 		return ReasonNoConsumers
 	case !b.loaded:
 		return ReasonAckStateLoading
-	case b.paused != "":
-		return ReasonPaused
 	case b.reading != nil:
 		return ReasonReading
 	}
@@ -524,8 +518,6 @@ func (b *base) detail(s Status, a Action, now time.Time) string {
 		return "no consumer is connected"
 	case ReasonAckStateLoading:
 		return "what is acknowledged is being read from the bundle's state log"
-	case ReasonPaused:
-		return b.paused
 	case ReasonReading:
 		return fmt.Sprintf("reading offsets %d to %d from storage", b.reading.From, b.reading.Until)
 	case ReasonReadFailed:

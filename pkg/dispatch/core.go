@@ -122,7 +122,6 @@ const (
 	ReasonNone                Reason = "none"
 	ReasonNoConsumers         Reason = "no-consumers"
 	ReasonAckStateLoading     Reason = "ack-state-loading"
-	ReasonPaused              Reason = "paused"
 	ReasonReading             Reason = "reading"
 	ReasonReadFailed          Reason = "read-failed"
 	ReasonReadMemory          Reason = "read-memory"
@@ -212,8 +211,6 @@ type Core interface {
 	ReadFailed(id uint64, err error, now time.Time)
 	// SeekDone says that the cursor was moved. Nothing of before counts any more.
 	SeekDone(to entry.Offset)
-	// Paused stops delivery, for people told why; "" lets it go on.
-	Paused(why string)
 	// Next says what to do. It changes state: what it returns must be done.
 	Next(now time.Time) Action
 	// Status tells how it stands. It changes nothing.

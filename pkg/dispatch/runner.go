@@ -201,11 +201,6 @@ func (r *Runner) Notify(end entry.Offset) {
 	r.event(func(time.Time) { r.core.DataAvailable(end) })
 }
 
-// Pause stops delivery, for people told why; "" lets it go on.
-func (r *Runner) Pause(why string) {
-	r.event(func(time.Time) { r.core.Paused(why) })
-}
-
 // Why tells what the subscription waits for and how it stands.
 func (r *Runner) Why() Status {
 	r.mu.Lock()

@@ -24,8 +24,7 @@ type simulation struct {
 	live    []*simConsumer
 	active  *simConsumer // of ordered types
 	reading *ReadRequest
-	stale   []ReadRequest // abandoned, not answered yet
-	paused  bool
+	stale   []ReadRequest              // abandoned, not answered yet
 	delayed map[entry.Offset]time.Time // shared: given back, not yet due
 	hold    time.Time                  // ordered: the longest delay asked for
 	sends   int
@@ -166,8 +165,6 @@ func (s *simulation) waiting(a Action) {
 	switch a.Reason {
 	case ReasonNoConsumers:
 		lack("there are some", len(s.live) == 0)
-	case ReasonPaused:
-		lack("it is not", s.paused)
 	case ReasonReading:
 		lack("it does not", s.reading != nil)
 	case ReasonReadFailed:
@@ -278,7 +275,7 @@ func heldBy(c *simConsumer) []entry.Offset {
 // restart begins anew from what the cursor remembers, as another broker would.
 func (s *simulation) restart() {
 	s.core = s.fresh()
-	s.live, s.active, s.reading, s.stale, s.paused = nil, nil, nil, nil, false
+	s.live, s.active, s.reading, s.stale = nil, nil, nil, nil
 	clear(s.delayed)
 	s.hold = time.Time{}
 	for r, retry := range s.acks.Retries().All() {
@@ -386,9 +383,6 @@ func (s *simulation) event(failover bool) {
 		if s.rng.Intn(4) == 0 {
 			s.restart()
 		}
-	case n < 94:
-		s.paused = !s.paused
-		s.core.Paused(map[bool]string{true: "a test", false: ""}[s.paused])
 	default:
 		s.now = s.now.Add(time.Duration(s.rng.Intn(1500)) * time.Millisecond)
 	}
@@ -423,8 +417,6 @@ func runSimulation(t *testing.T, seed int64, kind string) {
 		}
 	}
 	// Heal: with a consumer, permits and acknowledgements, everything gets acknowledged.
-	s.core.Paused("")
-	s.paused = false
 	if len(s.live) == 0 {
 		c := &simConsumer{Consumer: Consumer{ID: s.last + 1, Name: "healer"}, held: map[entry.Offset]bool{}}
 		if err := s.core.ConsumerAdded(c.Consumer, s.now); err != nil {

@@ -209,8 +209,6 @@ func (w *world) do(line string) string {
 		w.core.SeekDone(entry.Offset(num(1)))
 	case "trim":
 		w.gone = entry.Offset(num(1))
-	case "pause":
-		w.core.Paused(strings.Join(f[1:], " "))
 	case "storage":
 		if w.fail = nil; f[1] != "ok" {
 			w.fail = fmt.Errorf("storage is %s", f[1])
@@ -421,8 +419,6 @@ func TestStorageTroubleIsToldAndTriedAgain(t *testing.T) {
 			add A          => (no-permits)
 			permits A 100  => (read-failed 20ms)
 			after 20ms     => (read-failed 40ms)
-			pause upgrade  => (paused)
-			pause          => (read-failed 40ms)
 			storage ok     => (read-failed 40ms)
 			after 40ms     => A:0 A:1 A:2 A:3 (no-data)
 			publish 20     => A:4 A:5 A:6 A:7 A:8 A:9 A:10 A:11 A:12 A:13 A:14 A:15 A:16 A:17 A:18 A:19 (no-data)
