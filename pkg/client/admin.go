@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -96,7 +97,9 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 		hint = owner{}
 		if err == nil {
 			avoid = conn.url
-			err = conn.cc.Invoke(ctx, method, args, reply, opts...)
+			err = r.call(ctx, conn, method, topic, &hint, func(ctx context.Context) error {
+				return conn.cc.Invoke(ctx, method, args, reply, opts...)
+			})
 			if err == nil {
 				return nil
 			}
@@ -104,6 +107,10 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 				return unknownOutcome(op, topic, fromStatus(op, topic, conn.url, err))
 			}
 			err = fromStatus(op, topic, conn.url, err)
+			if hint.url != "" && ctx.Err() == nil {
+				last = err
+				continue
+			}
 		}
 		e := asError(err)
 		switch {
@@ -122,6 +129,33 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 			return gaveUp(op, topic, causeOf(ctx), last)
 		}
 	}
+}
+
+// call makes one attempt. One whose topic is served by another broker meanwhile is ended, and hint says by whom: a
+// broker that went silent without its connection breaking would hold the call up until its context ends.
+func (r *router) call(ctx context.Context, on *conn, method, topic string, hint *owner, invoke func(context.Context) error) error {
+	if topic == "" || !ownerOnly[method] {
+		return invoke(ctx)
+	}
+	attempt, cancel := context.WithCancel(ctx)
+	var newer owner
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if !pause(attempt, suspectAfter) {
+			return
+		}
+		if n, ok := r.c.suspect(attempt, topic, owner{url: on.url}); ok {
+			newer = n
+			cancel()
+		}
+	})
+	err := invoke(attempt)
+	cancel()
+	wg.Wait()
+	if err != nil && ctx.Err() == nil && newer.url != "" {
+		*hint = newer
+	}
+	return err
 }
 
 // NewStream opens a streaming call on any broker, or on the owner of the request's topic.

@@ -691,6 +691,28 @@ func TestAdminFollowsOwner(t *testing.T) {
 	mustCode(t, err, client.CodeInvalid) // not implemented there
 }
 
+// TestAdminLeavesASilentOwner: the owner has a call and falls silent, its connection does not break, and another takes
+// its place: the call goes on there.
+func TestAdminLeavesASilentOwner(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 2)
+	c := connect(t, cl.urls())
+	cl.brokers[0].listed = make(chan struct{}, 1)
+	cl.brokers[0].mute.Store(true)
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Admin().ListSubscriptions(t.Context(), &brokerv1.ListSubscriptionsRequest{Topic: orders})
+		done <- err
+	}()
+	<-cl.brokers[0].listed
+	cl.mu.Lock()
+	cl.owner, cl.epoch = cl.brokers[1], cl.epoch+1
+	cl.mu.Unlock()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestMeetsOtherBrokers: a client that was given one URL outlives the broker behind it.
 func TestMeetsOtherBrokers(t *testing.T) {
 	t.Parallel()

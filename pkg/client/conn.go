@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
@@ -177,6 +178,8 @@ func (p *pool) dialOptions() []grpc.DialOption {
 			Backoff:           gbackoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.25, MaxDelay: 500 * time.Millisecond},
 			MinConnectTimeout: 3 * time.Second,
 		}),
+		// A connection that takes data and brings no acknowledgement is dead after this Timeout: gRPC hands it to TCP.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 		grpc.WithInitialWindowSize(4 << 20),
 		grpc.WithInitialConnWindowSize(16 << 20),
 		grpc.WithReadBufferSize(128 << 10),

@@ -88,7 +88,8 @@ type broker struct {
 	mute atomic.Bool // answers nothing, as a stopped process
 	// stale, when not 0, is the epoch up to which this broker believes to own everything: what it serves
 	// stands still. Guarded by the cluster's mu.
-	stale uint64
+	stale  uint64
+	listed chan struct{} // if set, told of each ListSubscriptions
 }
 
 func newCluster(tb testing.TB, brokers int) *cluster {
@@ -292,7 +293,13 @@ func (b *broker) notOwner() error {
 	return s.Err()
 }
 
-func (b *broker) ListSubscriptions(_ context.Context, r *brokerv1.ListSubscriptionsRequest) (*brokerv1.ListSubscriptionsResponse, error) {
+func (b *broker) ListSubscriptions(ctx context.Context, r *brokerv1.ListSubscriptionsRequest) (*brokerv1.ListSubscriptionsResponse, error) {
+	if b.listed != nil {
+		b.listed <- struct{}{}
+	}
+	if err := b.silence(ctx); err != nil {
+		return nil, err
+	}
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
 	if b.c.owner != b {
