@@ -169,6 +169,8 @@ func TestSuspicionReplacesAnOwnerLongBeforeItsLeaseEnds(t *testing.T) {
 	before, _ := nodes[old].Guard(id)
 	for i, n := range nodes {
 		if i != old {
+			// A suspicion is one of an owner that is known: what a broker takes afterwards shows that it lives.
+			await(t, func() bool { return n.Locate(canceled(), id).Epoch == before.Epoch })
 			n.PeerSuspected(nodes[old].info, false)
 		}
 	}
@@ -196,6 +198,7 @@ func TestADrainedBrokerNamesWhoTakesOver(t *testing.T) {
 	id := firstBundle(t, store)
 	old := place(t, nodes, id)
 	other := nodes[1-old]
+	await(t, func() bool { return other.Locate(canceled(), id).Epoch != 0 }) // it knows the owner
 	other.PeerDraining(meta.BrokerInfo{ID: "nobody"}) // a stranger changes nothing
 	other.PeerDraining(nodes[old].info)
 	if err := nodes[old].Drain(t.Context()); err != nil {
