@@ -199,7 +199,7 @@ func TestADrainedBrokerNamesWhoTakesOver(t *testing.T) {
 	old := place(t, nodes, id)
 	other := nodes[1-old]
 	await(t, func() bool { return other.Locate(canceled(), id).Epoch != 0 }) // it knows the owner
-	other.PeerDraining(meta.BrokerInfo{ID: "nobody"}) // a stranger changes nothing
+	other.PeerDraining(meta.BrokerInfo{ID: "nobody"})                        // a stranger changes nothing
 	other.PeerDraining(nodes[old].info)
 	if err := nodes[old].Drain(t.Context()); err != nil {
 		t.Fatal(err)
