@@ -150,7 +150,7 @@ func (c *chainRun) carryOut(a chain.Action) {
 		cur := c.cur
 		b.spawn(func(t *task) { c.closeCurrent(t, cur, a.Next, a.Delay) })
 	case chain.ActionShow:
-		b.w.ghost.shown(c, tagOf(a.Item), a.Position)
+		b.w.ghost.shown(c, a.Position)
 	case chain.ActionFinish:
 		b.w.ghost.finished(c, tagOf(a.Item), a.Position, a.Outcome)
 	case chain.ActionForget:

@@ -258,9 +258,8 @@ func (g *ghost) confirmed(c *chainRun, l meta.Ledger, from, lac entry.EntryID) {
 }
 
 // shown is an entry that the owner's readers may see.
-func (g *ghost) shown(c *chainRun, a *producerAppend, at entry.Position) {
+func (g *ghost) shown(c *chainRun, at entry.Position) {
 	g.serve(at.Ledger, at.Entry, c.b.name)
-	_ = a
 }
 
 func (g *ghost) serve(id entry.LedgerID, e entry.EntryID, who string) {
