@@ -341,7 +341,9 @@ func TestJSONIsGolden(t *testing.T) {
 	url := "--url=" + brokertest.Start(t).URL()
 	mustRun(t, "", "topic", "create", "parts", "--partitions", "2", url)
 	mustRun(t, "", "subscription", "create", "parts", "demo", url)
-	mustRun(t, "a\nb\n", "produce", "orders", "-q", "--producer-name", "p", url)
+	for _, line := range []string{"a", "b"} { // an entry each, whatever the client would have batched
+		mustRun(t, "", "produce", "orders", "-q", "-m", line, "--producer-name", "p", url)
+	}
 	mustRun(t, "", "consume", "orders", "-s", "demo", "--from", "earliest", "-n", "2", url)
 	for {
 		d := mustRun(t, "", "topic", "describe", "orders", "-o", "json", url)

@@ -116,11 +116,9 @@ func (a *app) consume(ctx context.Context, topic string, f consumeFlags) error {
 func (a *app) confirming(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), a.timeout,
 		fmt.Errorf("nothing was confirmed for %v (penstock bookie list, and the broker's log, tell more)", a.timeout))
-	patience := time.AfterFunc(sayAfter, func() {
-		a.progress("not everything is acknowledged yet; trying for %v", a.timeout)
-	})
+	confirmed := a.unlessSoon("not everything is acknowledged yet; trying for %v", a.timeout)
 	return ctx, func() {
-		patience.Stop()
+		confirmed()
 		cancel()
 	}
 }

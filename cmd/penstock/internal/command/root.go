@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -262,13 +263,25 @@ func (a *app) nearTopic(ctx context.Context, c *client.Client, name string) stri
 // once there is an answer, or none.
 func (a *app) opening(ctx context.Context) (_ context.Context, done func()) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	patience := time.AfterFunc(sayAfter, func() {
-		a.progress("no answer yet; trying for %v", a.timeout)
-	})
+	answered := a.unlessSoon("no answer yet; trying for %v", a.timeout)
 	return ctx, func() {
-		patience.Stop()
+		answered()
 		cancel()
 	}
+}
+
+// unlessSoon says something after a while. Once the stop that it returns has returned, it says nothing any more.
+func (a *app) unlessSoon(format string, args ...any) (stop func()) {
+	said := make(chan struct{})
+	patience := time.AfterFunc(sayAfter, func() {
+		defer close(said)
+		a.progress(format, args...)
+	})
+	return sync.OnceFunc(func() {
+		if !patience.Stop() {
+			<-said
+		}
+	})
 }
 
 func (a *app) versionCommand() *cobra.Command {
