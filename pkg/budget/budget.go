@@ -21,6 +21,7 @@ import (
 // Budget is a number of bytes to share. It is safe for concurrent use.
 type Budget struct {
 	capacity int64
+	wait     func(ctx context.Context, ready <-chan struct{}) error
 
 	mu      sync.Mutex
 	used    int64
@@ -33,11 +34,24 @@ type waiter struct {
 }
 
 // New makes a budget of capacity bytes. capacity must be positive.
-func New(capacity int64) *Budget {
+func New(capacity int64) *Budget { return NewWaiting(capacity, wait) }
+
+// NewWaiting is New with another way to wait, for those whose time is simulated: wait receives from ready, or returns
+// the error of ctx.
+func NewWaiting(capacity int64, wait func(ctx context.Context, ready <-chan struct{}) error) *Budget {
 	if capacity <= 0 {
 		panic(fmt.Sprintf("budget: capacity %d is not positive", capacity))
 	}
-	return &Budget{capacity: capacity}
+	return &Budget{capacity: capacity, wait: wait}
+}
+
+func wait(ctx context.Context, ready <-chan struct{}) error {
+	select {
+	case <-ready:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err() //nolint:wrapcheck // as a context says it
+	}
 }
 
 // Acquire takes n bytes, waiting for its turn until ctx ends; then it returns the context's error and has
@@ -54,10 +68,9 @@ func (b *Budget) Acquire(ctx context.Context, n int64) error {
 	place := b.waiters.PushBack(w)
 	b.mu.Unlock()
 
-	select {
-	case <-w.ready:
+	err := b.wait(ctx, w.ready)
+	if err == nil {
 		return nil
-	case <-ctx.Done():
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -68,7 +81,7 @@ func (b *Budget) Acquire(ctx context.Context, n int64) error {
 		b.waiters.Remove(place)
 	}
 	b.grant() // the head may have been the one that did not fit
-	return ctx.Err()
+	return err
 }
 
 // TryAcquire takes n bytes if that needs no waiting, and reports whether it did.
