@@ -3,10 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,7 +19,10 @@ import (
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 )
 
-var etcd *embedetcd.Server
+var (
+	etcd  *embedetcd.Server
+	lives atomic.Int64 // counts the clusters that bookies have joined
+)
 
 func TestMain(m *testing.M) {
 	os.Exit(embedetcd.RunTests(&etcd, m.Run, func() error { return goleak.Find() }))
@@ -92,18 +97,17 @@ func TestPrintConfigReadsBack(t *testing.T) {
 // It serves, stops when told to, and refuses a disk that lost its data.
 func TestServeStopAndRefuse(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	flags := localFlags("life", dir)
+	cluster := fmt.Sprintf("life-%d", lives.Add(1)) // a run of its own each time
+	flags := localFlags(cluster, t.TempDir())
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var errOut bytes.Buffer
 	done := make(chan int, 1)
 	go func() { done <- run(ctx, flags, &bytes.Buffer{}, &errOut) }()
 
-	store := meta.New(etcd.Client(), "life", nil)
+	store := meta.New(etcd.Client(), cluster, nil)
 	cache := meta.NewCache(t.Context(), store)
 	defer cache.Close()
-	deadline := time.After(20 * time.Second)
 	for {
 		changed := cache.Changed(meta.KindBookies)
 		if len(cache.Bookies()) == 1 {
@@ -113,15 +117,13 @@ func TestServeStopAndRefuse(t *testing.T) {
 		case <-changed:
 		case code := <-done:
 			t.Fatalf("exit %d: %s", code, errOut.String())
-		case <-deadline:
-			t.Fatal("not registered")
 		}
 	}
 	cancel()
 	if code := <-done; code != daemon.ExitOK || errOut.Len() > 0 {
 		t.Fatalf("exit %d: %s", code, errOut.String())
 	}
-	code, _, text := try(t, localFlags("life", t.TempDir())...)
+	code, _, text := try(t, localFlags(cluster, t.TempDir())...)
 	if code != exitRefused || strings.Count(text, "\n") != 1 || !strings.Contains(text, "--bookie-id") {
 		t.Fatalf("wiped disk: exit %d: %s", code, text)
 	}
