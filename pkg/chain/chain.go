@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/quorum"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Chain is the owner's handle of one chain of ledgers. It is safe for concurrent use.
@@ -42,13 +43,13 @@ type Chain struct {
 	outbox     []Action
 	delivering bool
 	watching   bool
-	stopping   bool // nothing is started any more but deliveries
-	stale      bool // rec may not be what is in metadata
-	running    int  // goroutines
-	quiet      *sync.Cond
+	stopping   bool          // nothing is started any more but deliveries
+	stale      bool          // rec may not be what is in metadata
+	running    int           // goroutines
+	quiet      chan struct{} // closed when that falls to 0, if somebody waits
 	readers    []*runReader
 	stats      *Stats        // nil when nothing was recovered
-	turn       chan struct{} // held for each transaction on the chain's record, which follow one another; made by the first
+	turn       sched.Turn    // of the transactions on the chain's record, which follow one another
 	switched   chan struct{} // closed at the next ActionUse, if somebody waits
 	lost       chan struct{}
 	ended      chan struct{} // closed as asked; made by Close
@@ -80,8 +81,9 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 	if env.Log == nil {
 		env.Log = slog.New(slog.DiscardHandler)
 	}
+	env.Sched = sched.OrReal(env.Sched)
 	if env.Now == nil {
-		env.Now = time.Now
+		env.Now = env.Sched.Now
 	}
 	if env.Ledger.Metadata == nil {
 		env.Ledger.Metadata = env.Meta
@@ -97,7 +99,6 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 		env: env, cfg: cfg, guard: guard, id: id,
 		lost: make(chan struct{}),
 	}
-	c.quiet = sync.NewCond(&c.mu)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	opened, err := c.load(ctx)
 	if err != nil {
@@ -238,13 +239,13 @@ func (c *Chain) RollAndWait(ctx context.Context, id entry.LedgerID) error {
 		switched := c.switched
 		c.carryOut(c.core.Step(Event{Kind: EventRollWanted}))
 		c.handOver()
-		select {
-		case <-switched:
-		case <-c.lost:
+		i, err := c.env.Sched.Wait(ctx, sched.Channels{switched, c.lost})
+		if err != nil {
+			return fmt.Errorf("roll chain %s: %w", c.id, err)
+		}
+		if i == 1 {
 			_, err := c.Phase()
 			return err
-		case <-ctx.Done():
-			return fmt.Errorf("roll chain %s: %w", c.id, ctx.Err())
 		}
 	}
 }
@@ -271,13 +272,12 @@ func (c *Chain) Close(ctx context.Context) error {
 	ended := c.ended
 	c.carryOut(c.core.Step(Event{Kind: EventCloseAsked}))
 	c.handOver()
-	var err error
-	select {
-	case <-ended:
-	case <-c.lost:
+	i, err := c.env.Sched.Wait(ctx, sched.Channels{ended, c.lost})
+	switch {
+	case err != nil:
+		err = fmt.Errorf("close chain %s: %w", c.id, err)
+	case i == 1:
 		_, err = c.Phase()
-	case <-ctx.Done():
-		err = fmt.Errorf("close chain %s: %w", c.id, ctx.Err())
 	}
 	c.Shutdown()
 	return err
@@ -297,7 +297,13 @@ func (c *Chain) Shutdown() {
 	}
 	c.mu.Lock()
 	for c.running > 0 {
-		c.quiet.Wait()
+		if c.quiet == nil {
+			c.quiet = make(chan struct{})
+		}
+		quiet := c.quiet
+		c.mu.Unlock()
+		_, _ = c.env.Sched.Wait(context.Background(), sched.Channels{quiet}) // never canceled
+		c.mu.Lock()
 	}
 	c.mu.Unlock()
 }
@@ -404,21 +410,21 @@ func (c *Chain) start(fn func()) {
 	}
 }
 
-// spawn is start for what must run even then. A wait group would not do: the last deliveries may be started while
-// Shutdown waits already.
+// spawn is start for what must run even then: the last deliveries may be started while Shutdown waits already.
 func (c *Chain) spawn(fn func()) {
 	c.running++
-	go func() {
+	c.env.Sched.Go(func() {
 		defer func() {
 			c.mu.Lock()
 			c.running--
-			if c.running == 0 {
-				c.quiet.Broadcast()
+			if c.running == 0 && c.quiet != nil {
+				close(c.quiet)
+				c.quiet = nil
 			}
 			c.mu.Unlock()
 		}()
 		fn()
-	}()
+	})
 }
 
 // handOver releases mu and leaves the outbox to a goroutine: the caller may hold locks that callbacks take.
@@ -527,29 +533,30 @@ func (c *Chain) appendError(a Action) error {
 
 // watch waits, while appends are in flight, for the writer to break or to ask for a roll.
 func (c *Chain) watch(w *ledger.Writer) {
-	idle := time.NewTicker(watchIdle)
-	defer idle.Stop()
+	idle, stop := sched.After(c.env.Sched, watchIdle)
+	defer func() { stop() }()
 	wanted := w.RollWanted()
 	for {
-		select {
-		case <-w.Broken():
-			c.mu.Lock()
-			if c.cur != nil && c.cur.w == w {
-				c.carryOut(c.core.Step(Event{Kind: EventWithdrawn, Err: c.lostBecause(w.Err())}))
-			}
-		case <-wanted:
-			wanted = nil
-			c.mu.Lock()
-			if c.cur != nil && c.cur.w == w {
-				c.carryOut(c.core.Step(Event{Kind: EventRollWanted}))
-			}
-		case <-c.ctx.Done():
-			c.mu.Lock()
+		i, err := c.env.Sched.Wait(c.ctx, sched.Channels{w.Broken(), wanted, idle})
+		c.mu.Lock()
+		if err != nil {
 			c.watching = false
 			c.mu.Unlock()
 			return
-		case <-idle.C:
-			c.mu.Lock()
+		}
+		ours := c.cur != nil && c.cur.w == w
+		switch i {
+		case 0:
+			if ours {
+				c.carryOut(c.core.Step(Event{Kind: EventWithdrawn, Err: c.lostBecause(w.Err())}))
+			}
+		case 1:
+			wanted = nil
+			if ours {
+				c.carryOut(c.core.Step(Event{Kind: EventRollWanted}))
+			}
+		case 2:
+			idle, stop = sched.After(c.env.Sched, watchIdle)
 		}
 		switch {
 		case c.core.Phase() == PhaseLost || c.core.Phase() == PhaseClosed || c.core.Pending() == 0:

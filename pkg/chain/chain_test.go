@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 func upTo(n uint64) []uint64 {
@@ -548,7 +549,7 @@ func TestIDsAreDistinctAndAbove(t *testing.T) {
 	seen := map[entry.LedgerID]bool{}
 	var last entry.LedgerID
 	for range 10 {
-		id, err := ids.Next(t.Context(), last)
+		id, err := ids.Next(t.Context(), sched.Real, last)
 		check(t, err)
 		if seen[id] || id <= last {
 			t.Fatalf("id %d after %d", id, last)
@@ -557,9 +558,9 @@ func TestIDsAreDistinctAndAbove(t *testing.T) {
 	}
 	// A block that lies below is of no use.
 	other := chain.NewIDs(f.Store, 4)
-	high, err := other.Next(t.Context(), 0)
+	high, err := other.Next(t.Context(), sched.Real, 0)
 	check(t, err)
-	id, err := ids.Next(t.Context(), high+1)
+	id, err := ids.Next(t.Context(), sched.Real, high+1)
 	check(t, err)
 	if id <= high+1 {
 		t.Fatalf("id %d is not above %d", id, high+1)

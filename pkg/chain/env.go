@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Errors that callers decide by. All are returned wrapped.
@@ -69,7 +69,9 @@ type Env struct {
 	// Log and Metrics may be nil.
 	Log     *slog.Logger
 	Metrics *Metrics
-	// Now is the clock; nil means time.Now.
+	// Sched runs what chains start; nil means on goroutines.
+	Sched sched.Scheduler
+	// Now is the clock; nil means Sched's.
 	Now func() time.Time
 }
 
@@ -170,7 +172,7 @@ type IDs struct {
 	reserve func(ctx context.Context, n int) (entry.LedgerID, error)
 	block   int
 
-	turn chan struct{} // held while a block is reserved
+	turn sched.Turn // held while a block is reserved
 
 	mu   sync.Mutex
 	next entry.LedgerID
@@ -182,20 +184,18 @@ func NewIDs(m Metadata, block int) *IDs {
 	if block <= 0 {
 		block = 64
 	}
-	return &IDs{reserve: m.ReserveLedgerIDs, block: block, turn: make(chan struct{}, 1)}
+	return &IDs{reserve: m.ReserveLedgerIDs, block: block}
 }
 
 // Next returns an id above the given one, never handed out before.
-func (i *IDs) Next(ctx context.Context, above entry.LedgerID) (entry.LedgerID, error) {
+func (i *IDs) Next(ctx context.Context, s sched.Scheduler, above entry.LedgerID) (entry.LedgerID, error) {
 	if id, ok := i.take(above); ok {
 		return id, nil
 	}
-	select {
-	case i.turn <- struct{}{}:
-	case <-ctx.Done():
-		return 0, fmt.Errorf("reserve ledger ids: %w", ctx.Err())
+	if err := i.turn.Take(ctx, s); err != nil {
+		return 0, fmt.Errorf("reserve ledger ids: %w", err)
 	}
-	defer func() { <-i.turn }()
+	defer i.turn.Give()
 	for {
 		if id, ok := i.take(above); ok {
 			return id, nil
@@ -223,6 +223,3 @@ func (i *IDs) take(above entry.LedgerID) (entry.LedgerID, bool) {
 	i.left--
 	return id, true
 }
-
-// nonce is a writer's nonce: it tells its ledger's adds from those of a writer that never opened it.
-func nonce() uint64 { return rand.Uint64() } //nolint:gosec // distinct, not secret

@@ -13,11 +13,12 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // load reads the record and shuts the former owner out. It returns the next ledger if that was opened.
 func (c *Chain) load(ctx context.Context) (*meta.Ledger, error) {
-	started := time.Now()
+	started := c.env.Sched.Now()
 	var opened *meta.Ledger
 	for attempt := 0; ; attempt++ {
 		rec, err := c.env.Meta.GetChain(ctx, c.id)
@@ -37,7 +38,7 @@ func (c *Chain) load(ctx context.Context) (*meta.Ledger, error) {
 		if opened, adopted, err = c.recover(ctx, rec.Runs[n-1]); err != nil {
 			return nil, err
 		}
-		c.stats.Took = time.Since(started)
+		c.stats.Took = c.env.Sched.Now().Sub(started)
 		c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.recovered }, 1)
 		if !adopted {
 			break
@@ -134,12 +135,13 @@ func (c *Chain) place(ctx context.Context, above entry.LedgerID) (meta.Ledger, e
 	if err != nil {
 		return meta.Ledger{}, err
 	}
-	id, err := c.env.IDs.Next(ctx, above)
+	id, err := c.env.IDs.Next(ctx, c.env.Sched, above)
 	if err != nil {
 		return meta.Ledger{}, err
 	}
 	return meta.Ledger{
-		ID: id, State: meta.LedgerOpen, Nonce: nonce(), Replication: r, Last: entry.NoEntry, Chain: c.id,
+		// The nonce tells the ledger's adds from those of a writer that never opened it.
+		ID: id, State: meta.LedgerOpen, Nonce: c.env.Sched.Uint64(), Replication: r, Last: entry.NoEntry, Chain: c.id,
 		Fragments: []meta.Fragment{{First: 0, Slots: slots}},
 	}, nil
 }
@@ -151,7 +153,7 @@ func (c *Chain) arrange(candidates []ledger.Candidate, full bool) (meta.Replicat
 	var err error
 	for ; r.Ensemble >= r.WriteQuorum; r.Ensemble-- {
 		slots, err = ledger.Place(ledger.PlaceRequest{
-			Replication: r, Candidates: candidates, Full: full, Rand: rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())), //nolint:gosec // spreads load
+			Replication: r, Candidates: candidates, Full: full, Rand: rand.New(rand.NewPCG(c.env.Sched.Uint64(), c.env.Sched.Uint64())), //nolint:gosec // spreads load
 		})
 		if err == nil {
 			return r, slots, nil
@@ -169,18 +171,10 @@ func (c *Chain) arrange(candidates []ledger.Candidate, full bool) (meta.Replicat
 // transact runs one transaction on the chain's record; they follow one another. After one whose outcome is not known,
 // the record is read again first: only this owner changes it, so what it finds is one of its own.
 func (c *Chain) transact(ctx context.Context, fn func(rec meta.Chain) (meta.Chain, error)) error {
-	c.mu.Lock()
-	if c.turn == nil {
-		c.turn = make(chan struct{}, 1)
+	if err := c.turn.Take(ctx, c.env.Sched); err != nil {
+		return err //nolint:wrapcheck // as a context says it
 	}
-	turn := c.turn
-	c.mu.Unlock()
-	select {
-	case turn <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	defer func() { <-turn }()
+	defer c.turn.Give()
 	c.mu.Lock()
 	rec, stale := c.rec, c.stale
 	c.mu.Unlock()
@@ -209,7 +203,7 @@ func (c *Chain) transact(ctx context.Context, fn func(rec meta.Chain) (meta.Chai
 
 // openNext opens a ledger for appends that wait.
 func (c *Chain) openNext() {
-	patience, cancel := context.WithTimeout(c.ctx, c.cfg.OpenPatience)
+	patience, cancel := c.env.Sched.WithTimeout(c.ctx, c.cfg.OpenPatience)
 	defer cancel()
 	var opened meta.Ledger
 	err := c.transact(patience, func(rec meta.Chain) (meta.Chain, error) {
@@ -310,7 +304,7 @@ func (c *Chain) prepare(delay bool) {
 	for {
 		if delay {
 			c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.rollsRetry }, 1)
-			if !c.sleep(jitter(pause)) {
+			if !c.sleep(c.jitter(pause)) {
 				return
 			}
 			pause = min(2*pause, 2*time.Second)
@@ -322,7 +316,7 @@ func (c *Chain) prepare(delay bool) {
 		if !wanted {
 			return // the ledger was retired
 		}
-		attempt, cancel := context.WithTimeout(c.ctx, c.cfg.ClosePatience)
+		attempt, cancel := c.env.Sched.WithTimeout(c.ctx, c.cfg.ClosePatience)
 		next, err := c.ready(attempt)
 		cancel()
 		if err != nil {
@@ -356,7 +350,7 @@ func (c *Chain) ready(ctx context.Context) (meta.Ledger, error) {
 
 // closeCurrent closes the open ledger, and opens the prepared one in the same transaction if withNext.
 func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
-	if delay && !c.sleep(jitter(200*time.Millisecond)) {
+	if delay && !c.sleep(c.jitter(200*time.Millisecond)) {
 		return
 	}
 	var opened meta.Ledger
@@ -368,7 +362,7 @@ func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
 			end, newest := c.core.EndAt(last)
 			c.mu.Unlock()
 			closing := meta.Closing{Ledger: closed, Last: last, Length: length, End: end, MaxTime: newest}
-			patience, cancel := context.WithTimeout(ctx, c.cfg.ClosePatience)
+			patience, cancel := c.env.Sched.WithTimeout(ctx, c.cfg.ClosePatience)
 			defer cancel()
 			if withNext {
 				after, l, err := c.openTxn(patience, rec, *next, &closing)
@@ -407,18 +401,7 @@ func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
 }
 
 // sleep waits, or returns false if the chain ends first.
-func (c *Chain) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-c.ctx.Done():
-		return false
-	}
-}
+func (c *Chain) sleep(d time.Duration) bool { return sched.Sleep(c.ctx, c.env.Sched, d) == nil }
 
 // jitter spreads retries between half of d and d.
-func jitter(d time.Duration) time.Duration {
-	return d/2 + rand.N(d/2+1) //nolint:gosec // spreads load
-}
+func (c *Chain) jitter(d time.Duration) time.Duration { return d/2 + sched.N(c.env.Sched, d/2+1) }
