@@ -257,9 +257,9 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
 	store := newMemStore()
-	clock := time.UnixMilli(1 << 40)
+	clock := newClock(1 << 40)
 	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{IdleAfter: time.Hour, MaxProducers: 3}}
-	tp, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Now: func() time.Time { return clock }}, f.Takeover(), logID, cfg)
+	tp, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Sched: clock}, f.Takeover(), logID, cfg)
 	check(t, err)
 	t.Cleanup(tp.Shutdown)
 	for i := range 6 {
@@ -268,7 +268,7 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 		if i > 0 {
 			p.Close()
 		}
-		clock = clock.Add(time.Second)
+		clock.Add(time.Second)
 		if i == 2 {
 			check(t, tp.Snapshot(t.Context()))
 			if len(store.records) != 4 {
@@ -281,7 +281,7 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 	if len(store.records) != 4 {
 		t.Fatalf("%d records: %v", len(store.records), store.records)
 	}
-	clock = clock.Add(2 * time.Hour)
+	clock.Add(2 * time.Hour)
 	check(t, tp.Snapshot(t.Context()))
 	if len(store.records) != 2 {
 		t.Fatalf("%d records after all but one were idle", len(store.records))

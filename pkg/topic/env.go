@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Errors that callers decide by. All are returned wrapped. Failures of a batch after it was taken in are
@@ -47,8 +48,8 @@ type Env struct {
 	// Log and Metrics may be nil.
 	Log     *slog.Logger
 	Metrics *Metrics
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
+	// Sched is the clock, and how readers wait; nil means sched.Real.
+	Sched sched.Scheduler
 }
 
 // Config says how one topic behaves. Zero fields mean the defaults.

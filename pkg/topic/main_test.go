@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
@@ -125,6 +126,18 @@ func batch(tb testing.TB, producer string, first uint64, n int) topic.Batch {
 	check(tb, err)
 	return topic.Batch{Frame: b, Parsed: &parsed}
 }
+
+// clock is the real scheduler with a clock that the test moves.
+type clock struct {
+	sched.Scheduler
+	now time.Time
+}
+
+func newClock(millis int64) *clock { return &clock{sched.Real, time.UnixMilli(millis)} }
+
+func (c *clock) Now() time.Time { return c.now }
+
+func (c *clock) Add(d time.Duration) { c.now = c.now.Add(d) }
 
 // sent is what became of a batch.
 type sent struct {

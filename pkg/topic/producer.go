@@ -241,7 +241,7 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 		}
 	}
 	env.Base = t.next
-	env.BrokerTime = max(t.env.Now().UnixMilli(), t.lastTime)
+	env.BrokerTime = max(t.env.Sched.Now().UnixMilli(), t.lastTime)
 	t.lastTime = env.BrokerTime
 	frame.AppendEnvelope(body[:0], env) // the same length: what differs is of fixed size
 	t.next += entry.Offset(env.Span)

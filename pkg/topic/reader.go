@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Reader goes through a topic from an offset on. It holds no resources, needs no closing, and is used by one
@@ -124,12 +125,11 @@ func (r *Reader) wait(ctx context.Context) error {
 	cancel := r.t.Subscribe(woken)
 	defer cancel()
 	for r.next >= r.t.Next() {
-		select {
-		case <-woken:
-		case <-r.t.Lost():
+		switch i, err := r.t.env.Sched.Wait(ctx, sched.Channels{woken, r.t.Lost()}); {
+		case err != nil:
+			return fmt.Errorf("read topic: %w", err)
+		case i == 1:
 			return fmt.Errorf("read topic: %w", r.t.Err())
-		case <-ctx.Done():
-			return fmt.Errorf("read topic: %w", ctx.Err())
 		}
 	}
 	return nil

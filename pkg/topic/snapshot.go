@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // replayBytes is how much is read at a time to rebuild producers' sequences.
@@ -26,10 +27,8 @@ func (t *Topic) alone(ctx context.Context, slot *chan struct{}, done func() bool
 		if finished || running == nil {
 			return !finished, nil
 		}
-		select {
-		case <-running:
-		case <-ctx.Done():
-			return false, ctx.Err() //nolint:wrapcheck // the caller does
+		if _, err := t.env.Sched.Wait(ctx, sched.Channels{running}); err != nil {
+			return false, err //nolint:wrapcheck // the caller does
 		}
 	}
 }
@@ -130,7 +129,7 @@ func (t *Topic) Snapshot(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	at, bytes := t.visible, t.appended
-	t.dd.prune(t.env.Now().Add(-t.cfg.Dedup.IdleAfter).UnixMilli(), t.cfg.Dedup.MaxProducers)
+	t.dd.prune(t.env.Sched.Now().Add(-t.cfg.Dedup.IdleAfter).UnixMilli(), t.cfg.Dedup.MaxProducers)
 	records := t.dd.snapshot(at)
 	t.mu.Unlock()
 	err := t.cfg.Snapshots.Save(ctx, records)

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"time"
 
 	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Topic is one topic partition at its owner. It is safe for concurrent use.
@@ -54,7 +54,7 @@ type deps struct {
 	Budget  *budget.Budget
 	Log     *slog.Logger
 	Metrics *Metrics
-	Now     func() time.Time
+	Sched   sched.Scheduler
 }
 
 // pending is a batch under way.
@@ -105,13 +105,14 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 	if env.Log == nil {
 		env.Log = slog.New(slog.DiscardHandler)
 	}
-	if env.Now == nil {
-		env.Now = time.Now
-	}
+	env.Sched = sched.OrReal(env.Sched)
 	cfg = cfg.withDefaults()
 	t := &Topic{
-		env: deps{env.Cache, env.Budget, env.Log, env.Metrics, env.Now}, cfg: cfg,
-		cached: &cached{}, pending: budget.New(cfg.MaxPendingBytes),
+		env: deps{env.Cache, env.Budget, env.Log, env.Metrics, env.Sched}, cfg: cfg,
+		cached: &cached{}, pending: budget.NewWaiting(cfg.MaxPendingBytes, func(ctx context.Context, ready <-chan struct{}) error {
+			_, err := env.Sched.Wait(ctx, sched.Channels{ready})
+			return err //nolint:wrapcheck // as a context says it
+		}),
 	}
 	cc := chain.Config{
 		Replication: cfg.Replication, RollBytes: cfg.RollBytes, RollEntries: cfg.RollEntries, RollAge: cfg.RollAge,

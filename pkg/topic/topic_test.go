@@ -153,8 +153,8 @@ func TestReadersShareOneCopy(t *testing.T) {
 func TestLookups(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	clock := time.UnixMilli(1_000_000)
-	env := topic.Env{Chain: f.Env(), Now: func() time.Time { return clock }}
+	clock := newClock(1_000_000)
+	env := topic.Env{Chain: f.Env(), Sched: clock}
 	tp, err := topic.Open(t.Context(), env, f.Takeover(), logID, topic.Config{RollEntries: 5})
 	check(t, err)
 	t.Cleanup(tp.Shutdown)
@@ -164,12 +164,12 @@ func TestLookups(t *testing.T) {
 	p := producer(t, tp, "p", false)
 	var receipts []topic.Receipt
 	for i := range 30 { // two messages each, 1 s apart; the clock steps back once, times do not
-		clock = clock.Add(time.Second)
+		clock.Add(time.Second)
 		if i == 12 {
-			clock = clock.Add(-time.Minute)
+			clock.Add(-time.Minute)
 		}
 		if i == 13 {
-			clock = clock.Add(time.Minute)
+			clock.Add(time.Minute)
 		}
 		s := send(t, p, batch(t, "p", uint64(2*i), 2)).wait(t)
 		check(t, s.err)
@@ -391,14 +391,14 @@ func TestNoLedgerCanBeOpened(t *testing.T) {
 func TestWhenAMessageWasStored(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	clock := time.UnixMilli(1_000_000)
-	env := topic.Env{Chain: f.Env(), Now: func() time.Time { return clock }, Cache: topic.NewCache(1)}
+	clock := newClock(1_000_000)
+	env := topic.Env{Chain: f.Env(), Sched: clock, Cache: topic.NewCache(1)}
 	tp, err := topic.Open(t.Context(), env, f.Takeover(), logID, topic.Config{RollEntries: 4})
 	check(t, err)
 	t.Cleanup(tp.Shutdown)
 	p := producer(t, tp, "p", false)
 	for i := range 10 {
-		clock = clock.Add(time.Second)
+		clock.Add(time.Second)
 		check(t, send(t, p, batch(t, "p", uint64(2*i), 2)).wait(t).err)
 	}
 	for o := range entry.Offset(20) {

@@ -54,7 +54,7 @@ func (p TrimPolicy) victims(runs []meta.Run, now time.Time) int {
 // one. It returns the earliest offset left, and the bytes freed.
 func (t *Topic) Trim(ctx context.Context, policy TrimPolicy) (earliest entry.Offset, freed int64, err error) {
 	runs := t.c.Runs()
-	now := t.env.Now()
+	now := t.env.Sched.Now()
 	n := policy.victims(runs, now)
 	if n == len(runs)-1 && !runs[n].Closed {
 		// A disk may be full of open ledgers, of which nothing is wanted any more.
