@@ -2,6 +2,7 @@ package workload
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
 
@@ -270,6 +271,45 @@ func TestStretches(t *testing.T) {
 	s.Acknowledged(at(2000))
 	if d := s.Stop(kill, at(3000)); d != 230*time.Millisecond {
 		t.Errorf("stopped again: %v", d)
+	}
+}
+
+// What is delivered before it is known to be published has not waited; neither has what comes again.
+func TestDelays(t *testing.T) {
+	t.Parallel()
+	at := func(ms int) time.Time { return time.Unix(100, int64(ms)*int64(time.Millisecond)) }
+	d := NewDelays(1)
+	tag := func(n uint64) Tag { return Tag{Number: n} }
+	d.Delivered(tag(0), at(0))
+	d.Acknowledged(tag(0), at(10))
+	d.Delivered(tag(0), at(5000))
+	if d.Longest() != 0 {
+		t.Errorf("delivered first: %v", d.Longest())
+	}
+	d.Acknowledged(tag(1), at(20))
+	d.Acknowledged(tag(2), at(30))
+	d.Delivered(tag(1), at(100))
+	d.Delivered(tag(1), at(9000))
+	d.Delivered(tag(2), at(130))
+	if d.Longest() != 100*time.Millisecond {
+		t.Errorf("longest: %v", d.Longest())
+	}
+	d.Acknowledged(tag(recentReceipts+1), at(200)) // takes the place of 1
+	d.Delivered(tag(1), at(8000))
+	d.Delivered(Tag{Producer: lastWord}, at(8000))
+	d.Delivered(tag(recentReceipts+1), at(400))
+	if d.Longest() != 200*time.Millisecond {
+		t.Errorf("longest: %v", d.Longest())
+	}
+}
+
+func TestCells(t *testing.T) {
+	t.Parallel()
+	r := Report{Sent: 9, Acknowledged: 8, Received: 7, StoredTwice: 2, Violations: []Violation{
+		{Kind: Lost, Count: 1}, {Kind: Reordered, Count: 3}, {Kind: Gap, Count: 4}, {Kind: Changed, Count: 5},
+	}}
+	if got := strings.Join(r.Cells(), " "); got != "9 8 7 1 2 3 9" || len(r.Cells()) != len(Columns) {
+		t.Error(got)
 	}
 }
 

@@ -39,3 +39,52 @@ func (s *Stretches) Stop(w *Stretch, at time.Time) time.Duration {
 	}
 	return w.longest
 }
+
+// Delays measures how long acknowledged messages wait for their delivery. It is pure: times are the caller's. It remembers
+// the newest messages of each producer, as many as it can within bounded memory.
+type Delays struct {
+	producers [][]delayed // by number
+	longest   time.Duration
+}
+
+// delayed is a message that waits, or was delivered.
+type delayed struct {
+	seen      bool
+	delivered bool
+	number    uint64
+	since     time.Time
+}
+
+// NewDelays returns the measure of so many producers.
+func NewDelays(producers int) *Delays { return &Delays{producers: make([][]delayed, producers)} }
+
+func (d *Delays) slot(t Tag) *delayed {
+	if int(t.Producer) >= len(d.producers) {
+		return &delayed{} // the end of the run
+	}
+	if d.producers[t.Producer] == nil {
+		d.producers[t.Producer] = make([]delayed, recentReceipts)
+	}
+	return &d.producers[t.Producer][t.Number%recentReceipts]
+}
+
+// Acknowledged tells that a message is published.
+func (d *Delays) Acknowledged(t Tag, at time.Time) {
+	if s := d.slot(t); !s.seen || s.number != t.Number {
+		*s = delayed{seen: true, number: t.Number, since: at}
+	}
+}
+
+// Delivered tells that a message has come; that it comes again does not count.
+func (d *Delays) Delivered(t Tag, at time.Time) {
+	s := d.slot(t)
+	if s.seen && s.number == t.Number && !s.delivered {
+		d.longest = max(d.longest, at.Sub(s.since))
+	}
+	if !s.seen || s.number <= t.Number {
+		*s = delayed{seen: true, delivered: true, number: t.Number}
+	}
+}
+
+// Longest is the longest delay of a message that was delivered.
+func (d *Delays) Longest() time.Duration { return d.longest }

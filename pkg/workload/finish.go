@@ -17,6 +17,7 @@ const closeTimeout = time.Second
 // what came out. When ctx ends first, it returns the report of what there was, with an error. Call it once.
 func (r *Run) Wait(ctx context.Context) (Report, error) {
 	err := r.finish(ctx)
+	r.over()
 	if err != nil {
 		r.cancel() // nobody waits for the rest
 		err = fmt.Errorf("finish workload: %w%s", err, r.trouble())
@@ -59,6 +60,7 @@ func (r *Run) finish(ctx context.Context) error {
 	r.lastWords = words
 	r.checkComplete()
 	r.mu.Unlock()
+	r.over()
 	if r.cfg.Subscription == "" {
 		return nil
 	}
@@ -122,32 +124,84 @@ func (r *Run) close(ctx context.Context) error {
 	return nil
 }
 
+// over says that there will be no more last words than there are.
+func (r *Run) over() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-r.ended:
+	default:
+		close(r.ended)
+	}
+}
+
 // Reread reads the whole topic once more, from its oldest message to the end of the run, and judges that: what is stored,
 // whatever was delivered. Call it after [Run.Wait].
 func (r *Run) Reread(ctx context.Context) (Report, error) {
 	r.mu.Lock()
 	words := r.lastWords
-	reading := r.book.NewReading(true)
 	r.mu.Unlock()
 	if words == nil {
-		return Report{}, errors.New("read workload again: the run has not ended")
+		return Report{}, fmt.Errorf("read workload again: %w", errNoEnd)
 	}
 	from, err := r.client.Reader(ctx, r.cfg.Topic, client.Earliest())
 	if err != nil {
 		return Report{}, fmt.Errorf("read workload again: %w", err)
 	}
-	for !reading.Complete(words) {
-		d, receiveErr := from.Receive(ctx)
-		if receiveErr != nil {
-			err = fmt.Errorf("read workload again: %w", receiveErr)
-			break
-		}
-		r.took(reading, d)
-	}
+	report, err := r.Follow(ctx, from.Receive)
 	if closeErr := from.Close(ctx); err == nil && closeErr != nil {
 		err = fmt.Errorf("read workload again: %w", closeErr)
+	}
+	return report, err
+}
+
+// errNoEnd is why something cannot be read to its end.
+var errNoEnd = errors.New("the run has not ended")
+
+// Follow reads, with next, until the end of the run, which may be still to come, and judges what next returned: messages by
+// rising offsets, from the oldest that the reader is owed. A message may come again. When something fails, the report is
+// of what there was.
+func (r *Run) Follow(ctx context.Context, next func(context.Context) (*client.Delivery, error)) (Report, error) {
+	r.mu.Lock()
+	reading := r.book.NewReading(true)
+	r.mu.Unlock()
+	err := r.follow(ctx, reading, next)
+	if err != nil {
+		err = fmt.Errorf("read workload again: %w", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.book.Judge(reading, r.cfg.Dedup), err
+}
+
+func (r *Run) follow(ctx context.Context, reading *Reading, next func(context.Context) (*client.Delivery, error)) error {
+	for {
+		d, err := next(ctx)
+		if err != nil {
+			return err
+		}
+		r.mu.Lock()
+		tag := r.took(reading, d)
+		r.mu.Unlock()
+		if tag.Run == r.book.run && tag.Producer == lastWord { // there may be nothing behind it
+			select {
+			case <-r.ended:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		r.mu.Lock()
+		done := r.lastWords != nil && reading.Complete(r.lastWords)
+		r.mu.Unlock()
+		select {
+		case <-r.ended:
+			if r.lastWords == nil { // set before ended was closed
+				return errNoEnd
+			}
+		default:
+		}
+		if done {
+			return nil
+		}
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -108,6 +109,20 @@ func (r Report) String() string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// Columns head what [Report.Cells] returns.
+var Columns = []string{"sent", "acked", "received", "lost", "duplicated", "reordered", "otherwise wrong"}
+
+// Cells are the report as a line of a table. Duplicated counts what is stored twice, allowed or not, and not what was
+// delivered twice.
+func (r Report) Cells() []string {
+	other := r.Count(Phantom) + r.Count(Gap) + r.Count(Changed) + r.Count(Misplaced)
+	var out []string
+	for _, n := range []uint64{r.Sent, r.Acknowledged, r.Received, r.Count(Lost), r.StoredTwice, r.Count(Reordered), other} {
+		out = append(out, strconv.FormatUint(n, 10))
+	}
+	return out
 }
 
 // Judge compares a reading, which should be complete, with what was sent. dedup tells that deduplication was on, so that

@@ -30,6 +30,11 @@ type Config struct {
 	Dedup bool
 	// Timeout is a message's whole life, retries included; 0 means a minute.
 	Timeout time.Duration
+	// Attempt, when not 0, has each producer do what an application does that cannot know the outcome of what it
+	// published: after a message was not acknowledged for so long, and now and then without a reason, it is replaced by
+	// one of the same name, which publishes again what is in doubt and some of what is not, under the same sequence ids.
+	// It wants Dedup, and a topic without partitions.
+	Attempt time.Duration
 	// ProducerOptions are the SDK's, beside what the above needs.
 	ProducerOptions []client.ProducerOption
 
@@ -65,16 +70,19 @@ type Run struct {
 	published sync.WaitGroup // producers and their receipts
 	reading   sync.WaitGroup // consumers
 	producers []*client.Producer
+	names     []string // of producers that are replaced, in place of the former
 	consumers []*client.Consumer
 
 	mu        sync.Mutex
 	book      *Book
 	read      *Reading
 	stretches Stretches
+	delays    *Delays
 	acked     uint64
 	received  uint64
 	failures  []error
 	lastWords map[int]entry.Offset // once the run has ended
+	ended     chan struct{}        // closed when the last words are said, or never will be
 	complete  chan struct{}        // closed when the reading is
 	waiters   []waiter
 }
@@ -94,7 +102,7 @@ const receiptWindow = 10_000
 func Start(ctx context.Context, c *client.Client, cfg Config) (*Run, error) {
 	cfg = cfg.withDefaults()
 	r := &Run{
-		client: c, cfg: cfg, complete: make(chan struct{}),
+		client: c, cfg: cfg, complete: make(chan struct{}), ended: make(chan struct{}), delays: NewDelays(cfg.Producers),
 		book: NewBook(rand.Uint64(), cfg.Producers), //nolint:gosec // tells runs apart, guards nothing
 	}
 	r.read = r.book.NewReading(cfg.Type != client.Shared)
@@ -114,6 +122,9 @@ func Start(ctx context.Context, c *client.Client, cfg Config) (*Run, error) {
 		limit = rate.Limit(cfg.Rate)
 	}
 	limiter := rate.NewLimiter(limit, max(1, int(cfg.Rate/200))) // a burst is what falls due within 5 ms
+	for i := range r.names {
+		r.published.Go(func() { r.attempts(living, uint32(i), limiter) })
+	}
 	for i, p := range r.producers {
 		receipts := make(chan sentMessage, receiptWindow)
 		r.published.Go(func() {
@@ -140,17 +151,26 @@ func (r *Run) open(ctx context.Context) error {
 		}
 	}
 	for i := range r.cfg.Producers {
-		options := []client.ProducerOption{client.WithProducerName(fmt.Sprintf("load-%x-%d", r.book.run, i))}
-		if r.cfg.Dedup {
-			options = append(options, client.WithDedup())
+		name := fmt.Sprintf("load-%x-%d", r.book.run, i)
+		if r.cfg.Attempt > 0 {
+			r.names = append(r.names, name)
+			continue
 		}
-		p, err := r.client.Producer(ctx, r.cfg.Topic, append(options, r.cfg.ProducerOptions...)...)
+		p, err := r.producer(ctx, name)
 		if err != nil {
 			return fmt.Errorf("start workload: %w", err)
 		}
 		r.producers = append(r.producers, p)
 	}
 	return nil
+}
+
+func (r *Run) producer(ctx context.Context, name string) (*client.Producer, error) {
+	options := []client.ProducerOption{client.WithProducerName(name)}
+	if r.cfg.Dedup {
+		options = append(options, client.WithDedup())
+	}
+	return r.client.Producer(ctx, r.cfg.Topic, append(options, r.cfg.ProducerOptions...)...)
 }
 
 type sentMessage struct {
@@ -177,15 +197,11 @@ func (r *Run) settle(s sentMessage) {
 	<-s.receipt.Done() // within its life
 	id, err := s.receipt.Wait(context.Background())
 	s.end()
-	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
 	case err == nil:
-		r.book.Settle(s.tag, Acknowledged, Receipt{Partition: id.Partition, Offset: id.Offset, Known: !s.receipt.Duplicate()})
-		r.stretches.Acknowledged(now)
-		r.acked++
-		r.wake()
+		r.acknowledged(s.tag, Receipt{Partition: id.Partition, Offset: id.Offset, Known: !s.receipt.Duplicate()})
 	case client.OutcomeUnknown(err):
 		r.book.Settle(s.tag, Unknown, Receipt{})
 		r.failed(err)
@@ -193,6 +209,16 @@ func (r *Run) settle(s sentMessage) {
 		r.book.Settle(s.tag, Refused, Receipt{})
 		r.failed(err)
 	}
+}
+
+// acknowledged notes an acknowledgement. The lock is held.
+func (r *Run) acknowledged(t Tag, where Receipt) {
+	now := time.Now()
+	r.book.Settle(t, Acknowledged, where)
+	r.stretches.Acknowledged(now)
+	r.delays.Acknowledged(t, now)
+	r.acked++
+	r.wake()
 }
 
 // failed keeps the first few errors, for people. The lock is held.
@@ -218,7 +244,9 @@ func (r *Run) consume(ctx context.Context, s *client.Consumer) {
 			continue // it ends by itself where it cannot go on
 		}
 		r.mu.Lock()
-		r.took(r.read, d)
+		if t := r.took(r.read, d); t.Run == r.book.run {
+			r.delays.Delivered(t, time.Now())
+		}
 		r.received++
 		r.wake()
 		r.checkComplete()
@@ -227,13 +255,15 @@ func (r *Run) consume(ctx context.Context, s *client.Consumer) {
 	}
 }
 
-func (r *Run) took(reading *Reading, d *client.Delivery) {
+// took notes what was read. The lock is held.
+func (r *Run) took(reading *Reading, d *client.Delivery) Tag {
 	tag, err := ParseBody(d.Value)
 	if err != nil {
 		reading.Foreign(d.ID.Partition, d.ID.Offset, err)
-		return
+		return Tag{}
 	}
 	reading.Read(tag, d.ID.Partition, d.ID.Offset)
+	return tag
 }
 
 // checkComplete closes complete once everything was read. The lock is held.
@@ -330,6 +360,13 @@ func (w *Watch) Stop() time.Duration {
 		now = w.stretch.from
 	}
 	return w.run.stretches.Stop(w.stretch, now)
+}
+
+// Delay is the longest that an acknowledged message waited for its delivery, so far.
+func (r *Run) Delay() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.delays.Longest()
 }
 
 // StopProducing ends publishing; what is under way gets its outcome.

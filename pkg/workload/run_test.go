@@ -2,6 +2,7 @@ package workload_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -88,4 +89,69 @@ func TestRunCutShort(t *testing.T) {
 		t.Fatal("read again although the run has no end")
 	}
 	c.StartBookie(0)
+}
+
+// Producers that are replaced all the time, while the topic's owner is, publish each message once; another subscription
+// reads all of it, sought back in between.
+func TestAttempts(t *testing.T) {
+	t.Parallel()
+	c := brokertest.Start(t, brokertest.WithBrokers(2))
+	k := c.Client()
+	run, err := workload.Start(t.Context(), k, workload.Config{
+		Topic: "again", Subscription: "s", Producers: 2, Messages: 1500, Dedup: true, Attempt: 5 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := k.Subscribe(t.Context(), "again", "other", client.WithStart(client.Earliest()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	received := 0
+	followed := make(chan error, 1)
+	go func() {
+		report, err := run.Follow(t.Context(), func(ctx context.Context) (*client.Delivery, error) {
+			if received++; received == 500 {
+				if err := s.Seek(ctx, client.Earliest()); err != nil {
+					return nil, err
+				}
+			}
+			d, err := s.Receive(ctx)
+			if err == nil {
+				d.AckAsync()
+			}
+			return d, err
+		})
+		if err == nil {
+			err = report.Err()
+		}
+		if err == nil && (report.Received != 3000 || report.Redelivered < 400) {
+			err = fmt.Errorf("%v", report)
+		}
+		followed <- err
+	}()
+	for n := uint64(500); n <= 2500; n += 500 {
+		if err := run.AwaitAcknowledged(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.Admin().UnloadTopic(t.Context(), &brokerv1.UnloadTopicRequest{Topic: "again"}); err != nil {
+			t.Logf("unload: %v", err)
+		}
+	}
+	report, err := run.Wait(t.Context())
+	if err != nil || report.Err() != nil || report.Acknowledged != 3000 || report.Received != 3000 {
+		t.Fatalf("%v\n%v\n%v", report, report.Err(), err)
+	}
+	if report.Deduplicated == 0 {
+		t.Log("nothing in doubt was published again")
+	}
+	if err := <-followed; err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := run.Reread(t.Context()); err != nil || again.Err() != nil || again.Received != 3000 {
+		t.Fatalf("%v\n%v\n%v", again, again.Err(), err)
+	}
 }
