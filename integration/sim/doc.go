@@ -32,8 +32,16 @@
 // within 30 simulated seconds, and each acknowledged entry must lie where it was acknowledged, on the disks that its
 // record names.
 //
-// A method of meta.Store is straight-line code with several round trips. It runs as a coroutine that yields at each
-// of them, so what others do falls in between, and each request can be lost before or after it was applied.
+// The product's runners run as they are, over the scheduler of their process (package sched), one step at a time: what they
+// start is a coroutine that begins a moment later, a wait gives way to others, and what has become ready goes on after a
+// delay drawn from the seed. Each request to etcd can be lost before or after it was applied.
+//
+//	b.sched                          // of a process's present life, for the Sched of a product's environment
+//	b.do(func() { c.Append(…) })     // the world calls into a process: whoever that wakes is looked for
+//	b.sched.Go(func() { … })         // for calls that wait
+//
+// Once the process is killed, its tasks are unwound through their deferred calls, and nothing of that life happens any
+// more. What is delivered to a process (messages, timers) is not in a task, and must not wait.
 //
 // The alternative, the product's own goroutines under testing/synctest, was rejected: time is simulated there, but the order
 // in which goroutines run is not, so a seed does not come back.

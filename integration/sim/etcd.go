@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/penstock-mq/penstock/integration/sim/etcdmodel"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // etcd is the model with what can befall requests to it.
@@ -21,7 +22,7 @@ type etcd struct {
 	away  bool // no leader
 }
 
-// requestTimeout is when a client gives an attempt up.
+// requestTimeout is when a client has given an attempt up.
 const requestTimeout = 5 * time.Second
 
 // etcdClient is one process's connection to etcd: it carries pkg/meta's requests.
@@ -36,59 +37,65 @@ type etcdClient struct {
 
 // Txn implements pb.KVClient, for a task.
 func (c *etcdClient) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
-	t, k := taskOf(ctx), c.e.w.kernel
+	k, p := c.e.w.kernel, c.p
 	var resp *pb.TxnResponse
 	var err error
-	t.await(func(wake func()) {
-		answered := false
-		answer := func(r *pb.TxnResponse, e error) {
-			if !answered {
-				answered = true
+	life, done := p.life, make(chan struct{})
+	// answer brings an answer, which p may not live to hear.
+	answer := func(after time.Duration, r *pb.TxnResponse, e error) {
+		k.after(after, func() {
+			p.deliver(life, func() {
 				resp, err = r, e
-				wake()
-			}
-		}
-		if c.cut && k.chance(2) { // the connection is known to be gone
-			k.after(k.between(0, 50*time.Millisecond), func() { answer(nil, errUnreachable) })
-			return
-		}
-		for _, o := range opts {
-			if o, ok := o.(grpc.PeerCallOption); ok {
-				*o.PeerAddr = peer.Peer{Addr: &net.TCPAddr{}}
-			}
-		}
-		k.after(requestTimeout, func() { answer(nil, errTimeout) })
-		if c.lost() {
-			// It may get there yet, long after its sender has given up.
-			if !k.chance(4) || c.e.w.healed {
-				return
-			}
+				close(done)
+			})
+		})
+	}
+	switch {
+	case c.cut && k.chance(2): // the connection is known to be gone
+		answer(k.between(0, 50*time.Millisecond), nil, errUnreachable)
+	case c.lost():
+		sent(opts)
+		// It may get there yet, long after its sender has given up.
+		if k.chance(4) && !c.e.w.healed {
 			k.after(k.between(0, 2*requestTimeout), func() { _, _ = c.e.apply(c, in) })
-			return
 		}
+	default:
+		sent(opts)
 		k.after(c.e.delay(), func() {
 			if c.e.away {
 				if k.chance(2) {
-					k.after(c.e.delay(), func() { answer(nil, errNoLeader) })
+					answer(c.e.delay(), nil, errNoLeader)
 				}
 				return
 			}
 			got, failure := c.e.apply(c, in)
-			if c.lost() {
-				if k.chance(2) { // the connection breaks
-					k.after(c.e.delay(), func() { answer(nil, errReset) })
-				}
-				return
+			switch {
+			case !c.lost():
+				answer(c.e.delay(), got, failure)
+			case k.chance(2): // the connection breaks
+				answer(c.e.delay(), nil, errReset)
 			}
-			k.after(c.e.delay(), func() { answer(got, failure) })
 		})
-	})
+	}
+	ctx, cancel := p.sched.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if _, ended := p.sched.Wait(ctx, sched.Channels{done}); ended != nil {
+		return nil, status.FromContextError(ended).Err() //nolint:wrapcheck // as gRPC has it
+	}
 	return resp, err
+}
+
+// sent tells that a request may have reached a server.
+func sent(opts []grpc.CallOption) {
+	for _, o := range opts {
+		if o, ok := o.(grpc.PeerCallOption); ok {
+			*o.PeerAddr = peer.Peer{Addr: &net.TCPAddr{}}
+		}
+	}
 }
 
 var (
 	errUnreachable = status.Error(codes.Unavailable, "connection refused")
-	errTimeout     = status.Error(codes.DeadlineExceeded, "context deadline exceeded")
 	errNoLeader    = status.Error(codes.Unavailable, "etcdserver: no leader")
 	errReset       = status.Error(codes.Unavailable, "connection reset")
 )

@@ -21,6 +21,10 @@ type kernel struct {
 
 	sum  hash.Hash
 	line []byte
+	running  *task     // nil: none
+	workers  []*worker // idle ones
+	panicked []byte    // the stack of a task that did
+
 	// recorded lines; kept only when the run is told to.
 	record bool
 	story  []storyLine

@@ -3,8 +3,11 @@ package sim
 import (
 	"context"
 	"iter"
+	"runtime/debug"
 	"slices"
 	"time"
+
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // process is something that can be killed and paused: what is due for it is dropped once it is dead, and waits while it
@@ -17,11 +20,15 @@ type process struct {
 	life    int
 	backlog []func()
 	tasks   []*task
+	parked  []*task  // those of tasks that wait for channels
+	ends    []*ender // what is told when a context ends
+	sched   *scheduler
 }
 
 func (p *process) start() {
 	p.life++
 	p.up, p.paused, p.backlog = true, false, nil
+	p.sched = &scheduler{p: p, life: p.life}
 }
 
 // kill ends the life. It must not be called from one of the process's own tasks.
@@ -29,9 +36,9 @@ func (p *process) kill() {
 	p.up, p.paused, p.backlog = false, false, nil
 	p.life++
 	tasks := p.tasks
-	p.tasks = nil
+	p.tasks, p.parked, p.ends = nil, nil, nil
 	for _, t := range tasks {
-		t.stop()
+		t.kill()
 	}
 }
 
@@ -58,7 +65,44 @@ func (p *process) deliver(life int, f func()) {
 		p.backlog = append(p.backlog, f)
 	default:
 		f()
+		p.poll()
 	}
+}
+
+// do runs f, which is of the process, now, paused or not. Whatever calls into a process from outside of its own tasks and
+// deliveries goes through here.
+func (p *process) do(f func()) {
+	f()
+	p.poll()
+}
+
+// poll looks for whom what has just happened has woken.
+func (p *process) poll() {
+	gone := false
+	for i := range len(p.ends) {
+		e := p.ends[i]
+		if err := e.ctx.Err(); err != nil && !e.gone {
+			e.gone = true
+			e.f(err)
+		}
+		gone = gone || e.gone
+	}
+	if gone {
+		p.ends = slices.DeleteFunc(p.ends, func(e *ender) bool { return e.gone })
+	}
+	if len(p.parked) == 0 {
+		return
+	}
+	kept := p.parked[:0]
+	for _, t := range p.parked {
+		if !t.ready() {
+			kept = append(kept, t)
+			continue
+		}
+		p.after(p.k.wakeDelay(), t.step)
+	}
+	clear(p.parked[len(kept):])
+	p.parked = kept
 }
 
 // after has f run in this life.
@@ -67,10 +111,51 @@ func (p *process) after(d time.Duration, f func()) {
 	p.k.after(d, func() { p.deliver(life, f) })
 }
 
+// wakeDelay is how long what can go on is kept waiting for a processor.
+func (k *kernel) wakeDelay() time.Duration {
+	r := k.rng.Uint32()
+	if r&63 == 0 {
+		return time.Duration(r >> 6 & (1<<21 - 1)) // up to 2 ms
+	}
+	return time.Duration(r >> 6 & (1<<13 - 1)) // up to 8 µs
+}
+
+// ender is told when a context ends.
+type ender struct {
+	ctx  context.Context //nolint:containedctx // it is what is watched
+	f    func(err error)
+	gone bool
+}
+
+// onEnd calls f with the error of ctx once that has ended, unless forget is called first.
+func (p *process) onEnd(ctx context.Context, f func(err error)) (forget func()) {
+	if ctx == context.Background() {
+		return func() {}
+	}
+	e := &ender{ctx: ctx, f: f}
+	p.ends = append(p.ends, e)
+	return func() { e.gone = true }
+}
+
 // task is straight-line code of a process with waits in it, as a coroutine: it runs until it waits, and goes on when what
 // it waits for comes. Nothing else runs meanwhile.
 type task struct {
 	p     *process
+	w     *worker
+	f     func(t *task)
+	ended bool
+	dead  bool // it is being unwound
+
+	// What Wait waits for, and what came of it.
+	ctx      context.Context //nolint:containedctx // of the wait
+	channels sched.Channels
+	index    int
+	err      error
+}
+
+// worker is a coroutine that runs one task after the other.
+type worker struct {
+	t     *task
 	next  func() (func(wake func()), bool)
 	stop  func()
 	yield func(func(wake func())) bool
@@ -78,28 +163,65 @@ type task struct {
 
 type killed struct{}
 
+func (k *kernel) newWorker() *worker {
+	w := &worker{}
+	w.next, w.stop = iter.Pull(func(yield func(func(wake func())) bool) {
+		w.yield = yield
+		for {
+			w.t.run()
+			if w.t.dead || !yield(nil) {
+				return
+			}
+		}
+	})
+	return w
+}
+
+// run runs the task to its end. That of its process is the end of the task, and of nothing else.
+func (t *task) run() {
+	defer func() {
+		t.ended = true
+		if r := recover(); r != nil {
+			if _, ok := r.(killed); !ok {
+				t.p.k.panicked = debug.Stack()
+				panic(r)
+			}
+		}
+	}()
+	t.f(t)
+}
+
 // spawn starts f now.
 func (p *process) spawn(f func(t *task)) {
-	t := &task{p: p}
-	t.next, t.stop = iter.Pull(func(yield func(func(wake func())) bool) {
-		defer func() {
-			if r := recover(); r != nil {
-				if _, ok := r.(killed); !ok {
-					panic(r)
-				}
-			}
-		}()
-		t.yield = yield
-		f(t)
-	})
+	t := &task{p: p, f: f}
 	p.tasks = append(p.tasks, t)
 	t.step()
 }
 
 func (t *task) step() {
-	begin, ok := t.next()
-	if !ok {
-		t.p.tasks = slices.DeleteFunc(t.p.tasks, func(o *task) bool { return o == t })
+	k := t.p.k
+	if t.w == nil {
+		if n := len(k.workers); n > 0 {
+			t.w, k.workers = k.workers[n-1], k.workers[:n-1]
+		} else {
+			t.w = k.newWorker()
+		}
+		t.w.t = t
+	}
+	outer := k.running
+	k.running = t
+	begin, _ := t.w.next()
+	k.running = outer
+	if t.ended {
+		t.w.t = nil
+		k.workers = append(k.workers, t.w)
+		if i := slices.Index(t.p.tasks, t); i >= 0 {
+			t.p.tasks = slices.Delete(t.p.tasks, i, i+1)
+		}
+		return
+	}
+	if begin == nil {
+		t.p.parked = append(t.p.parked, t)
 		return
 	}
 	life, woken := t.p.life, false
@@ -112,61 +234,71 @@ func (t *task) step() {
 	})
 }
 
+// kill unwinds the task: its deferred calls run, and what they do is of no consequence.
+func (t *task) kill() {
+	if t.w == nil {
+		return
+	}
+	k := t.p.k
+	t.dead = true
+	outer := k.running
+	k.running = t
+	t.w.stop()
+	k.running = outer
+}
+
 // await gives begin the way to wake the task, and waits until that is called. It must not be called before begin has
 // returned.
 func (t *task) await(begin func(wake func())) {
-	if !t.yield(begin) {
+	if t.dead || !t.w.yield(begin) {
 		panic(killed{})
 	}
 }
 
+// park waits until poll finds one of the channels or the context ready.
+func (t *task) park() { t.await(nil) }
+
+// ready reports whether the wait is over. If several things are ready, one is drawn.
+func (t *task) ready() bool {
+	n, drawn := 0, 0
+	draw := func(i int) {
+		if n++; n == 1 || t.p.k.rng.IntN(n) == 0 {
+			drawn = i
+		}
+	}
+	for i, c := range t.channels {
+		if c == nil {
+			continue
+		}
+		if len(c) > 0 {
+			draw(i)
+			continue
+		}
+		select {
+		case <-c: // closed
+			draw(i)
+		default:
+		}
+	}
+	err := t.ctx.Err()
+	if err != nil {
+		draw(-1)
+	}
+	switch {
+	case n == 0:
+		return false
+	case drawn < 0:
+		t.err = err
+	case len(t.channels[drawn]) > 0:
+		<-t.channels[drawn]
+	}
+	t.index = drawn
+	return true
+}
+
 func (t *task) sleep(d time.Duration) { t.await(func(wake func()) { t.p.k.after(d, wake) }) }
 
-// taskContext is the context of what a task calls: it knows the task, and ends at a simulated time or when the caller
-// says so.
-type taskContext struct {
-	context.Context //nolint:containedctx // an empty one, for what is not overridden
-	t               *task
-	until           time.Duration // 0: never
-	ended           func() bool   // may be nil
-}
-
-type taskKey struct{}
-
-func (t *task) context(until time.Duration, ended func() bool) context.Context {
-	return &taskContext{Context: context.Background(), t: t, until: until, ended: ended}
-}
-
-// Err implements context.Context.
-func (c *taskContext) Err() error {
-	switch {
-	case c.ended != nil && c.ended():
-		return context.Canceled
-	case c.until != 0 && c.t.p.k.now >= c.until:
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
-// Value implements context.Context.
-func (c *taskContext) Value(key any) any {
-	if _, ok := key.(taskKey); ok {
-		return c.t
-	}
-	return nil
-}
-
-// taskOf returns the task that a context is of.
-func taskOf(ctx context.Context) *task {
-	t, ok := ctx.Value(taskKey{}).(*task)
-	if !ok {
-		panic("sim: not the context of a task")
-	}
-	return t
-}
-
-// sleepIn is meta's way to wait.
-func sleepIn(ctx context.Context, d time.Duration) {
-	t := taskOf(ctx)
-	t.sleep(t.p.k.between(d/2, d))
+// sleep is meta's way to wait.
+func (p *process) sleep(ctx context.Context, d time.Duration) {
+	_ = sched.Sleep(ctx, p.sched, p.k.between(d/2, d))
 }

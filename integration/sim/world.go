@@ -178,7 +178,7 @@ func newWorld(opt Options) *world {
 	for i := range w.replication.Ensemble + 1 + k.rng.IntN(3) {
 		b := &bookieProcess{process: process{k: k, name: fmt.Sprintf("k%d", i)}, w: w, index: i, zone: string(rune('a' + i%2)), slow: []int{20, 60, 300}[k.rng.IntN(3)]}
 		b.etcd = &etcdClient{e: w.etcd, p: &b.process}
-		b.meta = meta.NewOver(b.etcd, sleepIn, clusterName, nil)
+		b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
 		w.bookies = append(w.bookies, b)
 		w.newDisk(b)
 		b.boot()
@@ -186,7 +186,7 @@ func newWorld(opt Options) *world {
 	for i := range 2 + k.rng.IntN(2) {
 		b := &broker{process: process{k: k, name: fmt.Sprintf("b%d", i)}, w: w, index: i}
 		b.etcd = &etcdClient{e: w.etcd, p: &b.process, actor: b}
-		b.meta = meta.NewOver(b.etcd, sleepIn, clusterName, nil)
+		b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
 		w.brokers = append(w.brokers, b)
 		b.boot()
 	}
@@ -285,7 +285,11 @@ func (w *world) playAndEnd() {
 		if r := recover(); r != nil {
 			w.fail("assertion", subject{}, "%v", r)
 			if w.record {
-				w.failure.Story = append(w.failure.Story, string(debug.Stack()))
+				stack := debug.Stack()
+				if w.panicked != nil {
+					stack = w.panicked
+				}
+				w.failure.Story = append(w.failure.Story, string(stack))
 			}
 			return // whose state it was must not be touched any more
 		}
@@ -294,6 +298,9 @@ func (w *world) playAndEnd() {
 		}
 		for _, b := range w.bookies {
 			b.kill()
+		}
+		for _, idle := range w.workers {
+			idle.stop()
 		}
 	}()
 	w.play()
