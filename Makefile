@@ -48,6 +48,11 @@ test: build ## every test but the long runs, with the race detector
 	go test -timeout 5m -run AtEach ./pkg/ledgerstore
 	CGO_ENABLED=1 go test -race -count=1 -timeout 20m ./integration/...
 
+.PHONY: test-powercut
+test-powercut: build ## hundreds of power cuts on ext4 and XFS, into docs/results; needs root
+	go test -count=1 -timeout 40m ./integration/powercut -cuts $(or $(CUTS),300) -results $(CURDIR)/docs/results/power-cuts.md
+	go test -count=1 -timeout 40m ./integration -run 'TestPowerCut$$' -powercuts $(or $(BOOKIE_CUTS),36) -powercuts.results $(CURDIR)/docs/results/power-cuts-bookies.md
+
 .PHONY: check
 check: tools ## linters, buf lint, generated code and go.mod up to date
 	"$(TOOLBIN)/golangci-lint" run --allow-parallel-runners ./...
