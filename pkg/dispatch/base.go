@@ -26,6 +26,8 @@ type base struct {
 	unacked   uint64      // outstanding of all
 	loaded    bool
 
+	generation cursor.Generation // of the cursor when it was loaded or moved last
+
 	pos, end entry.Offset // the next offset to read for the first time; the topic's end
 	ready    queue        // read for the first time, not sent
 
@@ -213,7 +215,10 @@ func (b *base) InFlight() uint64 {
 func (b *base) Buffered() int { return b.ready.bytes + b.replay.bytes }
 
 // Acked implements [Core].
-func (b *base) Acked(id ConsumerID, ranges ...cursor.Range) {
+func (b *base) Acked(g cursor.Generation, id ConsumerID, ranges ...cursor.Range) {
+	if g != b.generation {
+		return
+	}
 	for _, r := range ranges {
 		b.acked(id, r)
 	}
@@ -256,7 +261,11 @@ func (b *base) acked(id ConsumerID, r cursor.Range) {
 }
 
 // SeekDone implements [Core].
-func (b *base) SeekDone(to entry.Offset) {
+func (b *base) SeekDone(g cursor.Generation, to entry.Offset) {
+	if g <= b.generation {
+		return
+	}
+	b.generation = g
 	for _, c := range b.consumers {
 		c.outstanding.Clear()
 	}
@@ -476,7 +485,7 @@ func (b *base) pending() (Action, bool) {
 	}
 	if len(b.retries) > 0 {
 		b.notified, b.retries = b.retries, b.notified[:0]
-		return Action{Kind: ActionRetries, Retries: b.notified}, true
+		return Action{Kind: ActionRetries, Retries: b.notified, Generation: b.generation}, true
 	}
 	return Action{}, false
 }

@@ -110,8 +110,9 @@ type Action struct {
 	Deliveries []Delivery // Send
 	Read       ReadRequest
 	Retries    []Retry
-	Reason     Reason    // Wait
-	Until      time.Time // Wait: when to ask again though nothing happened; zero is never
+	Generation cursor.Generation // Retries: under which they were delivered
+	Reason     Reason            // Wait
+	Until      time.Time         // Wait: when to ask again though nothing happened; zero is never
 }
 
 // Reason names what a subscription waits for.
@@ -187,10 +188,14 @@ func DefaultConfig(shared bool) Config {
 }
 
 // Core decides for one subscription. It is not safe for concurrent use. Time comes in as an argument.
+//
+// A subscription that is moved is moved in the cursor first, and then here; meanwhile others tell of what they did before
+// or after it, and two moves may come here in the wrong order. So whatever depends on where the cursor was carries the
+// cursor's generation: what belongs to another one is left out.
 type Core interface {
-	// Loaded says that the acknowledgement state is known: where to start, where the topic ends, and what is
-	// remembered of redeliveries.
-	Loaded(from, end entry.Offset, retries []Retry, now time.Time)
+	// Loaded says that the acknowledgement state is known: the cursor's generation and floor, where the topic ends, and
+	// what is remembered of redeliveries.
+	Loaded(g cursor.Generation, from, end entry.Offset, retries []Retry, now time.Time)
 	// ConsumerAdded lets a consumer in, or refuses it, with a [*BusyError].
 	ConsumerAdded(c Consumer, now time.Time) error
 	// ConsumerRemoved takes one out. What it did not acknowledge is delivered again.
@@ -201,16 +206,17 @@ type Core interface {
 	Withdraw(id ConsumerID) uint64
 	// DataAvailable says that the topic goes on until end.
 	DataAvailable(end entry.Offset)
-	// Acked says that ranges are acknowledged in the cursor; id is whose acknowledgement it was, 0 if unknown.
-	Acked(id ConsumerID, ranges ...cursor.Range)
+	// Acked says that ranges were acknowledged in the cursor's generation g; id is by whom, 0 if by none of the consumers.
+	Acked(g cursor.Generation, id ConsumerID, ranges ...cursor.Range)
 	// Nacked gives back what of ranges the consumer holds. Not to be delivered before notBefore.
 	Nacked(id ConsumerID, notBefore, now time.Time, ranges ...cursor.Range)
 	// EntriesRead answers the read in flight; another one's answer is ignored.
 	EntriesRead(r ReadResult, now time.Time)
 	// ReadFailed ends the read in flight; it is tried again after a growing pause.
 	ReadFailed(id uint64, err error, now time.Time)
-	// SeekDone says that the cursor was moved. Nothing of before counts any more.
-	SeekDone(to entry.Offset)
+	// SeekDone says that the cursor was moved, which began generation g. Nothing of before counts any more. A move that a
+	// later one overtook is none.
+	SeekDone(g cursor.Generation, to entry.Offset)
 	// Next says what to do. It changes state: what it returns must be done.
 	Next(now time.Time) Action
 	// Status tells how it stands. It changes nothing.

@@ -14,7 +14,7 @@
 //		case ActionSend:       sinks[a.Consumer].Send(a.Deliveries)
 //		case ActionActivate:   sinks[a.Consumer].Active(true)
 //		case ActionDeactivate: sinks[a.Consumer].Active(false)
-//		case ActionRetries:    env.OnRetries(generation, a.Retries)
+//		case ActionRetries:    env.OnRetries(a.Generation, a.Retries)
 //		case ActionWait:       sleep until a.Until or until something happens
 //		}
 //	}

@@ -18,7 +18,7 @@ func NewExclusive(cfg Config) Core { return newExclusive(cfg, false) }
 // no acknowledgements, so that nothing is delivered twice and nothing limits what is unacknowledged.
 func NewReader(cfg Config, from, end entry.Offset) Core {
 	e := newExclusive(cfg, true)
-	e.Loaded(from, end, nil, time.Time{})
+	e.Loaded(0, from, end, nil, time.Time{})
 	return e
 }
 

@@ -21,8 +21,8 @@ type ordered struct {
 }
 
 // Loaded implements [Core].
-func (o *ordered) Loaded(from, end entry.Offset, retries []Retry, _ time.Time) {
-	o.loaded, o.pos, o.end = true, from, max(o.end, end)
+func (o *ordered) Loaded(g cursor.Generation, from, end entry.Offset, retries []Retry, _ time.Time) {
+	o.loaded, o.generation, o.pos, o.end = true, g, from, max(o.end, end)
 	for _, r := range retries {
 		o.counts.Set(r.Range, r.Count)
 		if r.NotBefore.After(o.hold) {
@@ -101,17 +101,19 @@ func (o *ordered) Nacked(id ConsumerID, notBefore, _ time.Time, ranges ...cursor
 }
 
 // Acked implements [Core]. What is acknowledged need not be waited for.
-func (o *ordered) Acked(id ConsumerID, ranges ...cursor.Range) {
-	o.base.Acked(id, ranges...)
+func (o *ordered) Acked(g cursor.Generation, id ConsumerID, ranges ...cursor.Range) {
+	o.base.Acked(g, id, ranges...)
 	if !o.hold.IsZero() && o.counts.Len() == 0 {
 		o.hold = time.Time{}
 	}
 }
 
 // SeekDone implements [Core].
-func (o *ordered) SeekDone(to entry.Offset) {
-	o.base.SeekDone(to)
-	o.hold = time.Time{}
+func (o *ordered) SeekDone(g cursor.Generation, to entry.Offset) {
+	if g > o.generation {
+		o.hold = time.Time{}
+	}
+	o.base.SeekDone(g, to)
 }
 
 // wait says what is waited for; ReasonNone if there is something to do.

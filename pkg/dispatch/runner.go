@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Source reads a topic's entries. It is called by one goroutine at a time.
@@ -51,6 +52,7 @@ type Env struct {
 	Budget  *budget.Budget
 	Metrics *Metrics // nil: none
 	Log     *slog.Logger
+	Sched   sched.Scheduler // nil: sched.Real
 }
 
 // Refusals of a runner.
@@ -62,10 +64,6 @@ var (
 // Runner drives the core of one subscription. All methods but Close return at once and may be called from
 // anywhere, also from a Sink.
 //
-// A subscription that is moved is moved in the cursor first, and then here; meanwhile others tell of what they did before
-// or after it, and two moves may come here in the wrong order. So whatever depends on where the cursor was carries the
-// cursor's generation: what belongs to another one is left out.
-//
 // One mutex guards the core. Events enter under it directly, so that a refusal or a status never waits for
 // storage; reads and sends are done by the runner's goroutine without it. Feeding events through a channel
 // to the goroutine instead would make both wait for a read in flight.
@@ -73,12 +71,11 @@ type Runner struct {
 	env    Env
 	ctx    context.Context // ends with the runner
 	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	group  *sched.Group
 	wake   chan struct{}
 
 	mu         sync.Mutex
 	core       Core
-	generation cursor.Generation // of the cursor when it was loaded or moved last
 	sinks      map[ConsumerID]Sink
 	lastID     ConsumerID
 	running    bool
@@ -97,7 +94,8 @@ func New(core Core, env Env) *Runner {
 	if env.Metrics == nil {
 		env.Metrics = NewMetrics(nil)
 	}
-	r := &Runner{env: env, core: core, sinks: map[ConsumerID]Sink{}, wake: make(chan struct{}, 1)}
+	env.Sched = sched.OrReal(env.Sched)
+	r := &Runner{env: env, core: core, sinks: map[ConsumerID]Sink{}, group: sched.NewGroup(env.Sched), wake: make(chan struct{}, 1)}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
@@ -105,7 +103,7 @@ func New(core Core, env Env) *Runner {
 // event changes the core under the lock and lets the goroutine have a look.
 func (r *Runner) event(f func(now time.Time)) {
 	r.mu.Lock()
-	f(time.Now())
+	f(r.env.Sched.Now())
 	r.changed()
 	r.mu.Unlock()
 }
@@ -120,7 +118,7 @@ func (r *Runner) changed() {
 	}
 	if !r.running && len(r.sinks) > 0 {
 		r.running = true
-		r.wg.Go(r.run)
+		r.group.Go(r.run)
 	}
 	select {
 	case r.wake <- struct{}{}:
@@ -131,8 +129,7 @@ func (r *Runner) changed() {
 // Loaded says where to start: the cursor's generation and floor, the topic's end, and what is remembered of redeliveries.
 func (r *Runner) Loaded(g cursor.Generation, from, end entry.Offset, retries []Retry) {
 	r.event(func(now time.Time) {
-		r.generation = g
-		r.core.Loaded(from, end, retries, now)
+		r.core.Loaded(g, from, end, retries, now)
 	})
 }
 
@@ -144,7 +141,7 @@ func (r *Runner) AddConsumer(c Consumer, sink Sink) (ConsumerID, error) {
 		return 0, fmt.Errorf("add consumer %q: %w", c.Name, ErrClosed)
 	}
 	c.ID = r.lastID + 1
-	if err := r.core.ConsumerAdded(c, time.Now()); err != nil {
+	if err := r.core.ConsumerAdded(c, r.env.Sched.Now()); err != nil {
 		return 0, fmt.Errorf("add consumer %q: %w", c.Name, err)
 	}
 	r.lastID = c.ID
@@ -174,11 +171,7 @@ func (r *Runner) Withdraw(id ConsumerID) (n uint64) {
 
 // Acked says that ranges were acknowledged in the cursor's generation g; id is by whom, 0 if by none of the consumers.
 func (r *Runner) Acked(g cursor.Generation, id ConsumerID, ranges ...cursor.Range) {
-	r.event(func(time.Time) {
-		if g == r.generation {
-			r.core.Acked(id, ranges...)
-		}
-	})
+	r.event(func(time.Time) { r.core.Acked(g, id, ranges...) })
 }
 
 // Nacked gives back what of ranges the consumer holds, to be delivered again after delay.
@@ -188,12 +181,7 @@ func (r *Runner) Nacked(id ConsumerID, delay time.Duration, ranges ...cursor.Ran
 
 // Seek says that the cursor was moved, which began generation g.
 func (r *Runner) Seek(g cursor.Generation, to entry.Offset) {
-	r.event(func(time.Time) {
-		if g > r.generation {
-			r.generation = g
-			r.core.SeekDone(to)
-		}
-	})
+	r.event(func(time.Time) { r.core.SeekDone(g, to) })
 }
 
 // Notify says that the topic goes on until end.
@@ -205,7 +193,7 @@ func (r *Runner) Notify(end entry.Offset) {
 func (r *Runner) Why() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.core.Status(time.Now())
+	s := r.core.Status(r.env.Sched.Now())
 	if r.forBudget && s.Reason == ReasonReading {
 		s.Reason = ReasonReadMemory
 		s.Detail = fmt.Sprintf("%d of the %d bytes for reads of this process are in use", r.env.Budget.Used(), r.env.Budget.Capacity())
@@ -220,22 +208,17 @@ func (r *Runner) Close() {
 	r.closed = true
 	r.cancel()
 	r.mu.Unlock()
-	r.wg.Wait()
+	r.group.Wait()
 }
 
 // run is the goroutine. It ends when there are no consumers, or with the runner.
 func (r *Runner) run() {
-	var timer *time.Timer
-	defer func() {
-		if timer != nil {
-			timer.Stop()
-		}
-	}()
+	alarm := alarm{s: r.env.Sched}
+	defer alarm.clear()
 	var missing []cursor.Range
 	for {
 		r.mu.Lock()
-		now := time.Now()
-		a := r.core.Next(now)
+		a := r.core.Next(r.env.Sched.Now())
 		if r.closed && a.Kind != ActionRetries || a.Kind == ActionWait && len(r.sinks) == 0 {
 			r.running = false
 			r.release(0)
@@ -243,7 +226,7 @@ func (r *Runner) run() {
 			return
 		}
 		r.release(r.core.Buffered())
-		sink, generation := r.sinks[a.Consumer], r.generation
+		sink := r.sinks[a.Consumer]
 		ctx := r.ctx
 		if a.Kind == ActionRead {
 			ctx, r.cancelRead = context.WithCancel(r.ctx)
@@ -253,19 +236,9 @@ func (r *Runner) run() {
 
 		switch a.Kind {
 		case ActionWait:
-			var fire <-chan time.Time
-			if !a.Until.IsZero() {
-				if timer == nil {
-					timer = time.NewTimer(a.Until.Sub(now))
-				} else {
-					timer.Reset(a.Until.Sub(now))
-				}
-				fire = timer.C
-			}
-			select {
-			case <-r.wake:
-			case <-fire:
-			case <-r.ctx.Done():
+			alarm.set(a.Until)
+			if i, _ := r.env.Sched.Wait(r.ctx, sched.Channels{r.wake, alarm.rings}); i == 1 { // an end of ctx is seen above
+				alarm.clear()
 			}
 		case ActionRead:
 			missing = r.fetch(ctx, a.Read, missing[:0])
@@ -280,10 +253,48 @@ func (r *Runner) run() {
 			}
 		case ActionRetries:
 			if r.env.OnRetries != nil {
-				r.env.OnRetries(generation, a.Retries)
+				r.env.OnRetries(a.Generation, a.Retries)
 			}
 		}
 	}
+}
+
+// alarm is a timer that stays as it is while what is waited for stays the same.
+type alarm struct {
+	s     sched.Scheduler
+	at    time.Time
+	rings chan struct{} // made with the first
+	stop  func() bool
+}
+
+// set has it ring at a time, and at no other; the zero time is never.
+func (a *alarm) set(at time.Time) {
+	if at.Equal(a.at) {
+		return
+	}
+	a.clear()
+	if at.IsZero() {
+		return
+	}
+	if a.rings == nil {
+		a.rings = make(chan struct{}, 1)
+	}
+	rings := a.rings
+	a.at = at
+	a.stop = a.s.AfterFunc(at.Sub(a.s.Now()), func() {
+		select {
+		case rings <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// clear makes it silent. It may ring once more all the same.
+func (a *alarm) clear() {
+	if a.stop != nil {
+		a.stop()
+	}
+	a.at, a.stop = time.Time{}, nil
 }
 
 // release gives back to the budget what is held of it beyond the bytes that are still needed. Under the lock.
@@ -305,10 +316,10 @@ func (r *Runner) fetch(ctx context.Context, req ReadRequest, scratch []cursor.Ra
 	r.forBudget = false
 	switch {
 	case err == nil:
-		r.core.EntriesRead(result, time.Now())
+		r.core.EntriesRead(result, r.env.Sched.Now())
 	case !stale && r.ctx.Err() == nil:
 		r.env.Metrics.readErrors.Inc()
-		r.core.ReadFailed(req.ID, err, time.Now())
+		r.core.ReadFailed(req.ID, err, r.env.Sched.Now())
 		r.env.Log.Warn("read for delivery failed", "from", uint64(req.From), "error", err)
 	}
 	return scratch

@@ -492,7 +492,7 @@ func (*endless) Missing(dst []cursor.Range, r cursor.Range) []cursor.Range { ret
 func benchmarkCore(b *testing.B, core Core, consumers int, span uint32) {
 	b.Helper()
 	src := &endless{frame: make([]byte, 1024), span: span}
-	core.Loaded(0, 1<<60, nil, epoch)
+	core.Loaded(0, 0, 1<<60, nil, epoch)
 	for i := range consumers {
 		_ = core.ConsumerAdded(Consumer{ID: ConsumerID(i + 1), Name: "c"}, epoch)
 		core.Permits(ConsumerID(i+1), 1000)
@@ -513,7 +513,7 @@ func benchmarkCore(b *testing.B, core Core, consumers int, span uint32) {
 		case ActionSend:
 			for i := range a.Deliveries {
 				acked = append(acked[:0], a.Deliveries[i].Range())
-				core.Acked(a.Consumer, acked...)
+				core.Acked(0, a.Consumer, acked...)
 			}
 			core.Permits(a.Consumer, uint32(len(a.Deliveries))*span)
 			n += len(a.Deliveries)
@@ -538,7 +538,7 @@ func BenchmarkConsumersLeave(b *testing.B) {
 		cfg := DefaultConfig(true)
 		cfg.MaxUnackedPerConsumer, cfg.MaxUnackedPerSubscription = 0, 0
 		core := NewShared(cfg)
-		core.Loaded(0, consumers*each, nil, epoch)
+		core.Loaded(0, 0, consumers*each, nil, epoch)
 		rng := rand.New(rand.NewSource(1))
 		for i := range consumers {
 			_ = core.ConsumerAdded(Consumer{ID: ConsumerID(i + 1), Name: "c"}, epoch)

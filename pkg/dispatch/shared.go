@@ -18,8 +18,8 @@ type shared struct {
 func NewShared(cfg Config) Core { return &shared{base: base{cfg: cfg}} }
 
 // Loaded implements [Core].
-func (s *shared) Loaded(from, end entry.Offset, retries []Retry, now time.Time) {
-	s.loaded, s.pos, s.end = true, from, max(s.end, end)
+func (s *shared) Loaded(g cursor.Generation, from, end entry.Offset, retries []Retry, now time.Time) {
+	s.loaded, s.generation, s.pos, s.end = true, g, from, max(s.end, end)
 	for _, r := range retries {
 		s.counts.Set(r.Range, r.Count)
 		if r.NotBefore.After(now) {

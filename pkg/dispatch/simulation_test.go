@@ -288,7 +288,7 @@ func (s *simulation) restart() {
 			}
 		}
 	}
-	s.core.Loaded(s.acks.Floor(), s.end, FromCursor(s.acks.Retries()), s.now)
+	s.core.Loaded(s.acks.Generation(), s.acks.Floor(), s.end, FromCursor(s.acks.Retries()), s.now)
 }
 
 // event lets something happen.
@@ -372,7 +372,7 @@ func (s *simulation) event(failover bool) {
 		if s.rng.Intn(4) == 0 {
 			to := entry.Offset(s.rng.Int63n(int64(s.end) + 1))
 			s.acks.Seek(to)
-			s.core.SeekDone(to)
+			s.core.SeekDone(s.acks.Generation(), to)
 			clear(s.delayed)
 			s.hold = time.Time{}
 			for _, c := range s.live {
@@ -405,7 +405,7 @@ func runSimulation(t *testing.T, seed int64, kind string) {
 		delayed: map[entry.Offset]time.Time{},
 	}
 	failover := kind == "failover"
-	s.core.Loaded(0, 0, nil, s.now)
+	s.core.Loaded(0, 0, 0, nil, s.now)
 	for range 500 {
 		switch s.rng.Intn(4) {
 		case 0, 1:

@@ -150,7 +150,7 @@ func (w *world) ack(id ConsumerID, r cursor.Range) {
 	if _, err := w.acks.Ack(w.acks.Generation(), w.end, r); err != nil {
 		w.t.Fatal(err)
 	}
-	w.core.Acked(id, r)
+	w.core.Acked(w.acks.Generation(), id, r)
 }
 
 // do carries out one line of a story.
@@ -174,7 +174,7 @@ func (w *world) do(line string) string {
 	}
 	switch f[0] {
 	case "load":
-		w.core.Loaded(w.acks.Floor(), w.end, nil, w.now)
+		w.core.Loaded(w.acks.Generation(), w.acks.Floor(), w.end, nil, w.now)
 	case "add": // NAME [PRIORITY]
 		priority := int32(0)
 		if len(f) > 2 {
@@ -206,7 +206,7 @@ func (w *world) do(line string) string {
 		w.now = w.now.Add(d)
 	case "seek":
 		w.acks.Seek(entry.Offset(num(1)))
-		w.core.SeekDone(entry.Offset(num(1)))
+		w.core.SeekDone(w.acks.Generation(), entry.Offset(num(1)))
 	case "trim":
 		w.gone = entry.Offset(num(1))
 	case "storage":
@@ -482,7 +482,7 @@ func TestAnswerOfAnAbandonedReadIsIgnored(t *testing.T) {
 		w.mid = func() {
 			w.mid = nil
 			w.acks.Seek(2)
-			w.core.SeekDone(2)
+			w.core.SeekDone(w.acks.Generation(), 2)
 		}
 		if got := w.do("permits A 100"); got != "A:2 A:3 (no-data)" {
 			t.Errorf("%s: %s", name, got)
@@ -516,7 +516,7 @@ func TestRetriesAreToldAndComeBackAfterARestart(t *testing.T) {
 	}
 	w.retry = FromCursor(w.acks.Retries())
 	w.core = NewShared(DefaultConfig(true))
-	w.core.Loaded(0, w.end, w.retry, w.now)
+	w.core.Loaded(0, 0, w.end, w.retry, w.now)
 	w.story(`
 		add A         => (no-permits)
 		permits A 100 => A:0*1 A:1*1 A:4*1 A:5*1 (redelivery-delay 9s)
@@ -525,7 +525,7 @@ func TestRetriesAreToldAndComeBackAfterARestart(t *testing.T) {
 	// The same again, but the delayed ones go out before the first pass gets there.
 	w.core = NewShared(DefaultConfig(true))
 	w.now = epoch
-	w.core.Loaded(0, w.end, w.retry, w.now)
+	w.core.Loaded(0, 0, w.end, w.retry, w.now)
 	w.story(`
 		add A         => (no-permits)
 		after 9s      => (no-permits)
@@ -534,7 +534,7 @@ func TestRetriesAreToldAndComeBackAfterARestart(t *testing.T) {
 	`)
 	w.core = NewExclusive(DefaultConfig(false))
 	w.now = epoch
-	w.core.Loaded(0, w.end, w.retry, w.now)
+	w.core.Loaded(0, 0, w.end, w.retry, w.now)
 	w.story(`
 		add A         => (redelivery-delay 9s)
 		permits A 100 => (redelivery-delay 9s)
