@@ -26,6 +26,8 @@ type adds struct {
 	// taken and ended are spare slices.
 	taken []pendingAdd
 
+	over *bookiewire.Error // once the link has ended
+
 	ended []endedAdd // of handle, which the reading goroutine alone calls
 }
 
@@ -53,6 +55,10 @@ func cost(a *bookiewire.Add) int64 { return int64(len(a.Body)) + overhead }
 func (x *adds) submit(a *bookiewire.Add, done func(error)) error {
 	n := cost(a)
 	x.mu.Lock()
+	if x.over != nil {
+		defer x.mu.Unlock()
+		return x.over
+	}
 	if x.bytes+n > x.max && x.bytes > 0 {
 		x.mu.Unlock()
 		return &bookiewire.Error{Code: bookiewire.Overloaded, Detail: fmt.Sprintf("%d bytes to this bookie are not acknowledged", x.max)}
@@ -167,6 +173,13 @@ func (x *adds) overdue(now time.Time) error {
 		return fmt.Errorf("an add is not answered after %v", x.timeout)
 	}
 	return nil
+}
+
+func (x *adds) end(err *bookiewire.Error) {
+	x.mu.Lock()
+	x.over = err
+	x.mu.Unlock()
+	x.fail(err)
 }
 
 func (x *adds) fail(err *bookiewire.Error) {

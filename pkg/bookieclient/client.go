@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Resolver tells where the bookie with an identity listens for data ("host:port"), as far as is known now. It must
@@ -116,7 +117,7 @@ func New(cfg Config, resolve Resolver, log *slog.Logger, registerer prometheus.R
 		cancel:  cancel,
 		peers:   make(map[entry.StorageUUID]*peer),
 	}
-	c.refusals.wake = make(chan struct{}, 1)
+	c.refusals.wake, c.refusals.late = make(chan struct{}, 1), sched.NewGroup(sched.Real)
 	c.wg.Go(func() { c.refusals.run(ctx) })
 	return c
 }
@@ -255,7 +256,7 @@ func (c *Client) peer(to entry.StorageUUID) (*peer, error) {
 // called from within the request.
 type refusals struct {
 	wake chan struct{}
-	late sync.WaitGroup
+	late *sched.Group // not a sync.WaitGroup: requests may come while Close waits
 
 	mu    sync.Mutex
 	queue []func()

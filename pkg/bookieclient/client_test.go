@@ -675,3 +675,41 @@ func BenchmarkClientAdd(b *testing.B) {
 		window <- struct{}{}
 	}
 }
+
+// Whoever still makes requests, or gives them up, while the client is closed is answered; by the time that Close returns, if
+// the request was made before.
+func TestRequestsMeetClose(t *testing.T) {
+	t.Parallel()
+	for range 200 {
+		d := newDialer(t)
+		clients := map[string]interface {
+			Add(to entry.StorageUUID, a *bookiewire.Add, done func(error))
+			Fence(ctx context.Context, to entry.StorageUUID, r bookiewire.Fence, done func(bookiewire.FenceReply, error))
+			Close()
+		}{"client": newClient(d, Config{}), "fake": NewFake(FakeUUIDs(3))}
+		for name, c := range clients {
+			var all sync.WaitGroup
+			ctx, cancel := context.WithCancel(t.Context())
+			var before atomic.Int64
+			for range 3 {
+				before.Add(1)
+				c.Fence(ctx, FakeUUID(1), bookiewire.Fence{Ledger: 1, Term: 1}, func(bookiewire.FenceReply, error) { before.Add(-1) })
+			}
+			all.Go(cancel)
+			for range 4 {
+				answered := make(chan struct{})
+				all.Go(func() {
+					c.Add(FakeUUID(1), makeAdd(0, "x"), func(error) { close(answered) })
+					<-answered
+				})
+			}
+			all.Go(func() {
+				c.Close()
+				if n := before.Load(); n != 0 {
+					t.Errorf("%s: %d requests are not answered", name, n)
+				}
+			})
+			all.Wait()
+		}
+	}
+}

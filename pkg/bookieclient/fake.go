@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Op is the kind of a request, as rules of a [Fake] see it.
@@ -119,7 +120,7 @@ type Fake struct {
 
 	wake chan struct{}
 	done chan struct{}
-	late sync.WaitGroup // answers to requests made after Close
+	late *sched.Group // answers to requests made after Close, and while it waits
 }
 
 // NewFake returns a Fake with a running, empty, writable bookie for each identity.
@@ -129,6 +130,7 @@ func NewFake(bookies []entry.StorageUUID, options ...FakeOption) *Fake {
 		changed: make(chan struct{}),
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
+		late:    sched.NewGroup(sched.Real),
 	}
 	for _, option := range options {
 		option(f)

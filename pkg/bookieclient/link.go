@@ -28,6 +28,8 @@ type exchange interface {
 	overdue(now time.Time) error
 	// fail answers everything, queued or in flight.
 	fail(err *bookiewire.Error)
+	// end is the last fail: what is submitted afterwards is refused with the same error, for nobody would answer it.
+	end(err *bookiewire.Error)
 }
 
 // link is a connection to one bookie for one use, when there is one.
@@ -85,7 +87,7 @@ func (l *link) run(ctx context.Context) {
 		l.state.set("not connected")
 		select {
 		case <-ctx.Done():
-			l.ex.fail(disconnected("client is closed"))
+			l.ex.end(disconnected("client is closed"))
 			return
 		case <-l.wake:
 		}

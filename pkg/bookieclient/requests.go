@@ -37,6 +37,7 @@ type requests struct {
 	queued []*request
 	flight map[uint64]*request
 	live   int
+	over   *bookiewire.Error // once the link has ended
 }
 
 func newRequests(c *Client) *requests {
@@ -52,6 +53,10 @@ func (x *requests) submit(ctx context.Context, r *request) error {
 		return disconnected(context.Cause(ctx).Error())
 	}
 	x.mu.Lock()
+	if x.over != nil {
+		defer x.mu.Unlock()
+		return x.over
+	}
 	if x.live >= x.max {
 		x.mu.Unlock()
 		return &bookiewire.Error{Code: bookiewire.Overloaded, Detail: fmt.Sprintf("%d requests to this bookie are not answered", x.max)}
@@ -60,7 +65,9 @@ func (x *requests) submit(ctx context.Context, r *request) error {
 	x.queued = append(x.queued, r)
 	if ctx.Done() != nil {
 		r.stop = context.AfterFunc(ctx, func() {
-			if x.end(r) {
+			x.mu.Lock() // until it is passed on: a Close that comes meanwhile waits for its answer
+			defer x.mu.Unlock()
+			if x.claimLocked(r) {
 				given := fmt.Sprintf("given up (%v) while %s; link: %s", context.Cause(ctx), r.progress(), x.link)
 				x.late.add(func() { r.finish(nil, disconnected(given)) })
 			}
@@ -79,14 +86,14 @@ func (r *request) progress() string {
 	return "not answered"
 }
 
-// end claims the right to answer r.
-func (x *requests) end(r *request) bool {
+// claim is the right to answer r, which is given once.
+func (x *requests) claim(r *request) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.endLocked(r)
+	return x.claimLocked(r)
 }
 
-func (x *requests) endLocked(r *request) bool {
+func (x *requests) claimLocked(r *request) bool {
 	if r.ended {
 		return false
 	}
@@ -145,7 +152,7 @@ func (x *requests) handle(f bookiewire.Frame) error {
 	} else if reply, err = r.decode(f); err != nil {
 		return err // breaks the connection, which answers r
 	}
-	if x.end(r) {
+	if x.claim(r) {
 		r.finish(reply, err)
 	}
 	return nil
@@ -155,7 +162,7 @@ func (x *requests) overdue(now time.Time) error {
 	var late []*request
 	x.mu.Lock()
 	for _, r := range x.flight {
-		if now.After(r.deadline) && x.endLocked(r) {
+		if now.After(r.deadline) && x.claimLocked(r) {
 			late = append(late, r)
 		}
 	}
@@ -164,6 +171,13 @@ func (x *requests) overdue(now time.Time) error {
 		r.finish(nil, disconnected(fmt.Sprintf("not answered after %v", x.timeout+r.extra)))
 	}
 	return nil
+}
+
+func (x *requests) end(err *bookiewire.Error) {
+	x.mu.Lock()
+	x.over = err
+	x.mu.Unlock()
+	x.fail(err)
 }
 
 func (x *requests) fail(err *bookiewire.Error) {
@@ -176,7 +190,7 @@ func (x *requests) fail(err *bookiewire.Error) {
 	x.queued = nil
 	n := 0
 	for _, r := range all {
-		if x.endLocked(r) {
+		if x.claimLocked(r) {
 			all[n] = r
 			n++
 		}
