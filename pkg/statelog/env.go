@@ -69,7 +69,7 @@ type Env struct {
 	// Log and Metrics may be nil.
 	Log     *slog.Logger
 	Metrics *Metrics
-	// Now is the clock; nil means time.Now.
+	// Now is the clock; nil means that of Chain.Sched, which runs the logs too.
 	Now func() time.Time
 }
 

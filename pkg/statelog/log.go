@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Log is a bundle's state log at its owner. It is safe for concurrent use.
@@ -28,7 +29,8 @@ type Log struct {
 
 	ctx    context.Context //nolint:containedctx // ends with the log; rewriting lasts longer than the call that starts it
 	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	s      sched.Scheduler
+	g      *sched.Group
 
 	mu sync.Mutex
 	state
@@ -71,11 +73,16 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 	if env.Log == nil {
 		env.Log = slog.New(slog.DiscardHandler)
 	}
+	s := sched.OrReal(env.Chain.Sched)
 	if env.Now == nil {
-		env.Now = time.Now
+		env.Now = s.Now
 	}
 	cfg = cfg.withDefaults()
-	l := &Log{env: env, cfg: cfg, state: newState(), patient: true, pending: budget.New(cfg.MaxPendingBytes)}
+	l := &Log{env: env, cfg: cfg, s: s, g: sched.NewGroup(s), state: newState(), patient: true}
+	l.pending = budget.NewWaiting(cfg.MaxPendingBytes, func(ctx context.Context, ready <-chan struct{}) error {
+		_, err := s.Wait(ctx, sched.Channels{ready})
+		return err //nolint:wrapcheck // as a context says it
+	})
 	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	var err error
 	l.c, err = chain.Open(ctx, env.Chain, guard, meta.StateChain(bundle), chain.Config{
@@ -468,7 +475,7 @@ func (l *Log) Close(ctx context.Context) error {
 	l.wakeWaiters()
 	l.mu.Unlock()
 	l.cancel()
-	l.wg.Wait()
+	l.g.Wait() //nolint:contextcheck // what runs has just been ended
 	err := l.c.Close(ctx)
 	l.Shutdown()
 	if err != nil && !errors.Is(err, chain.ErrClosed) {
@@ -487,7 +494,7 @@ func (l *Log) Shutdown() {
 	l.mu.Unlock()
 	l.cancel()
 	l.c.Shutdown()
-	l.wg.Wait()
+	l.g.Wait()
 	l.mu.Lock()
 	orphans := l.takeAll()
 	l.mu.Unlock()

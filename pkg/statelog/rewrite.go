@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // limit is what the log may take. mu is held.
@@ -26,7 +27,7 @@ func (l *Log) maybeRewrite() {
 		return
 	}
 	l.rewriting = true
-	l.wg.Go(func() {
+	l.g.Go(func() {
 		err := l.shorten()
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -49,28 +50,21 @@ const patience = time.Second
 // awaitRoom holds an append back while the log is near its limit, with what is under way, and is being shortened. That needs the metadata store: if
 // there is no progress for long, appends pass until there is, and the log grows. mu is held, but not while it waits.
 func (l *Log) awaitRoom(ctx context.Context, size int64) error {
-	var timer *time.Timer
+	var passed <-chan struct{}
 	for l.err == nil && l.patient && (l.rewriting || l.inFlight > 0) && l.total+l.unstored+size > l.limit()/8*7 {
 		if l.room == nil {
 			l.room = make(chan struct{})
 		}
 		room := l.room
-		if timer == nil {
-			timer = time.NewTimer(patience)
-			defer timer.Stop()
+		if passed == nil {
+			after, stop := sched.After(l.s, patience)
+			defer stop()
+			passed = after
 		}
 		l.mu.Unlock()
-		var err error
-		passed := false
-		select {
-		case <-room:
-		case <-timer.C:
-			passed = true
-		case <-ctx.Done():
-			err = ctx.Err()
-		}
+		i, err := l.s.Wait(ctx, sched.Channels{room, passed})
 		l.mu.Lock()
-		if passed {
+		if i == 1 {
 			l.patient = false
 		}
 		if err != nil {
@@ -123,10 +117,7 @@ func (l *Log) shorten() error {
 				return err
 			}
 		case wait != nil:
-			select {
-			case <-wait:
-			case <-l.ctx.Done():
-			}
+			_, _ = l.s.Wait(l.ctx, sched.Channels{wait}) // the loop asks ctx
 		default:
 			if err := l.trim(runs[0]); err != nil {
 				return err
@@ -165,7 +156,8 @@ func (l *Log) writeAgain(batch []rewrite) error {
 	if err := l.values(l.ctx, batch); err != nil {
 		return fmt.Errorf("read what is live: %w", err)
 	}
-	done := make(chan error, 1)
+	done := make(chan struct{})
+	var outcome error
 	l.mu.Lock()
 	if l.err != nil {
 		l.mu.Unlock()
@@ -199,17 +191,15 @@ func (l *Log) writeAgain(batch []rewrite) error {
 		return nil
 	}
 	g := l.gather()
-	g.dones = append(g.dones, func(err error) { done <- err })
+	g.dones = append(g.dones, func(err error) { outcome = err; close(done) })
 	l.full()
 	l.flush()
 	l.mu.Unlock()
 	l.env.Metrics.rewrote(n)
-	select {
-	case err := <-done:
-		return err
-	case <-l.ctx.Done():
-		return l.ctx.Err() //nolint:wrapcheck // only told apart from others
+	if _, err := l.s.Wait(l.ctx, sched.Channels{done}); err != nil {
+		return err //nolint:wrapcheck // only told apart from others
 	}
+	return outcome
 }
 
 // notWritten is the error of what never reached a ledger.

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // state is what a log holds, as far as it was applied: a function of its entries, in their order.
@@ -152,12 +153,10 @@ func (l *Log) closeGap(ctx context.Context, owner string) error {
 			return nil
 		}
 		if running != nil {
-			select {
-			case <-running.done:
-				continue
-			case <-ctx.Done():
-				return ctx.Err() //nolint:wrapcheck // the caller's own
+			if _, err := l.s.Wait(ctx, sched.Channels{running.done}); err != nil {
+				return err //nolint:wrapcheck // as a context says it
 			}
+			continue
 		}
 		got, _, err := l.c.Read(ctx, g.at, 1)
 		if err == nil && (len(got) == 0 || got[0].Position != g.at) {
