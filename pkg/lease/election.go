@@ -8,6 +8,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Leadership is an election won. Its context ends when the leadership does: etcd says that the lease is gone
@@ -161,3 +163,6 @@ func (l *Leadership) Resign(ctx context.Context) error {
 	}
 	return nil
 }
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) { _ = sched.Sleep(ctx, sched.Real, d) }

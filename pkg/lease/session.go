@@ -10,10 +10,12 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
-// grantor is what a session needs of etcd; clientv3.Lease is one.
-type grantor interface {
+// Etcd is what a session needs of etcd; clientv3.Lease is one.
+type Etcd interface {
 	Grant(ctx context.Context, ttl int64) (*clientv3.LeaseGrantResponse, error)
 	KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseKeepAliveResponse, error)
 	Revoke(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseRevokeResponse, error)
@@ -28,11 +30,13 @@ type grantor interface {
 //
 // It is safe for concurrent use.
 type Session struct {
-	etcd   grantor
+	etcd   Etcd
+	sched  sched.Scheduler
 	ttl    time.Duration
 	log    *slog.Logger
 	cancel context.CancelFunc
-	done   chan struct{}
+	run    *sched.Group
+	ended  context.Context //nolint:containedctx // ends when Close begins
 
 	mu      sync.Mutex
 	current *Grant        // nil between a loss and the next grant
@@ -78,22 +82,23 @@ func (g *Grant) extend(to time.Time) {
 // NewSession gets a first lease, trying until ctx ends, and keeps it from then on. ttl is rounded up to a
 // second. The caller closes what it returns.
 func NewSession(ctx context.Context, cli *clientv3.Client, ttl time.Duration, log *slog.Logger) (*Session, error) {
-	return newSession(ctx, cli, ttl, log)
+	return NewSessionOver(ctx, cli, sched.Real, ttl, log)
 }
 
-func newSession(ctx context.Context, etcd grantor, ttl time.Duration, log *slog.Logger) (*Session, error) {
+// NewSessionOver is NewSession over any connection, by any clock.
+func NewSessionOver(ctx context.Context, etcd Etcd, sc sched.Scheduler, ttl time.Duration, log *slog.Logger) (*Session, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &Session{
-		etcd: etcd, ttl: max((ttl + time.Second - 1).Truncate(time.Second), time.Second), log: log,
-		cancel: cancel, done: make(chan struct{}), granted: make(chan struct{}),
+		etcd: etcd, sched: sc, ttl: max((ttl + time.Second - 1).Truncate(time.Second), time.Second), log: log,
+		cancel: cancel, ended: life, run: sched.NewGroup(sc), granted: make(chan struct{}),
 	}
-	go s.run(life)
+	s.run.Go(func() { s.keepOne(life) })
 	if _, err := s.Wait(ctx); err != nil {
 		s.cancel()
-		<-s.done
+		s.run.Wait() //nolint:contextcheck // what it waits for ends at once
 		return nil, err
 	}
 	return s, nil
@@ -115,12 +120,11 @@ func (s *Session) Wait(ctx context.Context) (*Grant, error) {
 		case g != nil:
 			return g, nil
 		}
-		select {
-		case <-granted:
-		case <-s.done:
+		switch i, err := s.sched.Wait(ctx, sched.Channels{granted, s.ended.Done()}); {
+		case err != nil:
+			return nil, fmt.Errorf("wait for a lease: %w", err)
+		case i == 1:
 			return nil, ErrClosed
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for a lease: %w", ctx.Err())
 		}
 	}
 }
@@ -143,7 +147,7 @@ func (s *Session) Deadline() time.Time {
 }
 
 // Alive reports whether there is a lease whose local deadline has not passed.
-func (s *Session) Alive() bool { return time.Now().Before(s.Deadline()) }
+func (s *Session) Alive() bool { return s.sched.Now().Before(s.Deadline()) }
 
 // Lost is closed when the lease of now is gone. Without one it is closed already.
 func (s *Session) Lost() <-chan struct{} {
@@ -171,10 +175,10 @@ func (s *Session) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closed
 	s.closed = true
-	g := s.current
 	s.mu.Unlock()
 	s.cancel()
-	<-s.done
+	s.run.Wait()   //nolint:contextcheck // likewise
+	g := s.grant() // the last one
 	if g == nil || !first {
 		return nil
 	}
@@ -185,9 +189,8 @@ func (s *Session) Close(ctx context.Context) error {
 	return nil
 }
 
-// run grants and renews until ctx ends.
-func (s *Session) run(ctx context.Context) {
-	defer close(s.done)
+// keepOne grants and renews until ctx ends.
+func (s *Session) keepOne(ctx context.Context) {
 	for ctx.Err() == nil {
 		g := s.obtain(ctx)
 		if g == nil {
@@ -225,8 +228,8 @@ func (s *Session) retryInterval() time.Duration { return min(s.ttl/10, 500*time.
 func (s *Session) obtain(ctx context.Context) *Grant {
 	failing := false
 	for {
-		sent := time.Now()
-		attempt, cancel := context.WithTimeout(ctx, s.ttl)
+		sent := s.sched.Now()
+		attempt, cancel := s.sched.WithTimeout(ctx, s.ttl)
 		resp, err := s.etcd.Grant(attempt, int64(s.ttl/time.Second))
 		cancel()
 		if err == nil {
@@ -241,7 +244,7 @@ func (s *Session) obtain(ctx context.Context) *Grant {
 			failing = true
 			s.log.Warn("can't get a lease, trying again", "error", err)
 		}
-		if !pause(ctx, s.retryInterval()) {
+		if sched.Sleep(ctx, s.sched, s.retryInterval()) != nil {
 			return nil
 		}
 	}
@@ -251,9 +254,9 @@ func (s *Session) obtain(ctx context.Context) *Grant {
 func (s *Session) keep(ctx context.Context, g *Grant) {
 	failing := false
 	next := s.interval()
-	for pause(ctx, next) {
-		sent := time.Now()
-		attempt, cancel := context.WithTimeout(ctx, s.interval())
+	for sched.Sleep(ctx, s.sched, next) == nil {
+		sent := s.sched.Now()
+		attempt, cancel := s.sched.WithTimeout(ctx, s.interval())
 		resp, err := s.etcd.KeepAliveOnce(attempt, g.ID)
 		cancel()
 		switch {
@@ -273,17 +276,5 @@ func (s *Session) keep(ctx context.Context, g *Grant) {
 			failing = true
 			next = s.retryInterval()
 		}
-	}
-}
-
-// pause waits for d, or returns false when ctx ends before.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // scriptedEtcd grants leases 1, 2, 3, … and answers renewals as it is told.
@@ -62,7 +64,7 @@ func TestDeadlineIsLocalLossIsNot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		e := new(scriptedEtcd)
-		s, err := newSession(t.Context(), e, 6*time.Second, nil)
+		s, err := NewSessionOver(t.Context(), e, sched.Real, 6*time.Second, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +104,7 @@ func TestDeadlineCountsFromTheSending(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		e := new(scriptedEtcd)
-		s, err := newSession(t.Context(), e, 6*time.Second, nil)
+		s, err := NewSessionOver(t.Context(), e, sched.Real, 6*time.Second, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

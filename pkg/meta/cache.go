@@ -15,7 +15,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
+
+// Watch follows the changes of the keys that begin with prefix, those of revision from first: f is called with each
+// response, one after the other. It returns why that ended: etcd's error, or that of ctx.
+type Watch func(ctx context.Context, prefix string, from int64, f func(clientv3.WatchResponse)) error
 
 // Kind is a kind of record that a [Cache] keeps.
 type Kind uint8
@@ -42,8 +47,10 @@ const (
 // It is safe for concurrent use.
 type Cache struct {
 	store  *Store
+	watch  Watch
+	sched  sched.Scheduler
 	cancel context.CancelFunc
-	done   chan struct{}
+	run    *sched.Group
 	synced chan struct{} // closed after the first full read
 
 	// resyncs counts full reads.
@@ -81,32 +88,49 @@ func newCacheState() cacheState {
 
 // NewCache starts a cache that lives until ctx ends or Close is called. It is empty until [Cache.Synced].
 func NewCache(ctx context.Context, s *Store) *Cache {
+	return NewCacheOver(ctx, s, s.watch, sched.Real)
+}
+
+// NewCacheOver is NewCache for a store made by [NewOver].
+func NewCacheOver(ctx context.Context, s *Store, watch Watch, sc sched.Scheduler) *Cache {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &Cache{
-		store: s, cancel: cancel, done: make(chan struct{}), synced: make(chan struct{}),
+		store: s, watch: watch, sched: sc, cancel: cancel, run: sched.NewGroup(sc), synced: make(chan struct{}),
 		revWait: make(chan struct{}), state: newCacheState(),
 	}
 	for k := range c.changed {
 		c.changed[k] = make(chan struct{})
 	}
-	go c.run(ctx)
+	c.run.Go(func() { c.keep(ctx) })
 	return c
+}
+
+// watch is a [Watch] over the store's client.
+func (s *Store) watch(ctx context.Context, prefix string, from int64, f func(clientv3.WatchResponse)) error {
+	// A member cut off from its leader ends the watch rather than fall silent.
+	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
+	defer cancel()
+	for resp := range s.cli.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(from), clientv3.WithProgressNotify()) {
+		if err := resp.Err(); err != nil {
+			return err //nolint:wrapcheck // as etcd says it
+		}
+		f(resp)
+	}
+	return ctx.Err() //nolint:wrapcheck // as a context says it
 }
 
 // Close stops the cache and waits for its goroutine. What it knew stays readable.
 func (c *Cache) Close() {
 	c.cancel()
-	<-c.done
+	c.run.Wait()
 }
 
 // Synced waits for the first full read, or returns the context's error.
 func (c *Cache) Synced(ctx context.Context) error {
-	select {
-	case <-c.synced:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for metadata cache: %w", ctx.Err())
+	if _, err := c.sched.Wait(ctx, sched.Channels{c.synced}); err != nil {
+		return fmt.Errorf("wait for metadata cache: %w", err)
 	}
+	return nil
 }
 
 // Revision is the etcd revision that the cache has seen, at least.
@@ -125,10 +149,8 @@ func (c *Cache) WaitRevision(ctx context.Context, rev int64) error {
 		if have >= rev {
 			return nil
 		}
-		select {
-		case <-wait:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for revision %d in metadata cache, at %d: %w", rev, have, ctx.Err())
+		if _, err := c.sched.Wait(ctx, sched.Channels{wait}); err != nil {
+			return fmt.Errorf("wait for revision %d in metadata cache, at %d: %w", rev, have, err)
 		}
 	}
 }
@@ -257,11 +279,8 @@ func (c *Cache) DeletingTopics() []Topic {
 	return all
 }
 
-// errResync says that the watch can't go on from where it was.
-var errResync = errors.New("read everything again")
-
-func (c *Cache) run(ctx context.Context) {
-	defer close(c.done)
+// keep reads everything and follows it until ctx ends.
+func (c *Cache) keep(ctx context.Context) {
 	wait := newBackoff()
 	for full := true; ctx.Err() == nil; {
 		if full {
@@ -273,15 +292,10 @@ func (c *Cache) run(ctx context.Context) {
 				}
 				continue
 			}
-			full = false
 			wait = newBackoff()
 		}
-		err := c.watch(ctx)
-		if errors.Is(err, errResync) {
-			full = true
-			continue
-		}
-		if ctx.Err() == nil {
+		err := c.watch(ctx, c.store.viewPrefix(), c.Revision()+1, c.follow)
+		if full = errors.Is(err, rpctypes.ErrCompacted); !full && ctx.Err() == nil {
 			c.store.log.Debug("metadata watch ended, going on", "error", err)
 			c.store.sleep(ctx, wait.grow())
 		}
@@ -332,25 +346,6 @@ func (c *Cache) load(ctx context.Context) error {
 		close(c.synced)
 	}
 	return nil
-}
-
-// watch follows changes from the revision reached until the watch ends.
-func (c *Cache) watch(ctx context.Context) error {
-	// A member cut off from its leader ends the watch rather than fall silent.
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer cancel()
-	events := c.store.cli.Watch(ctx, c.store.viewPrefix(), clientv3.WithPrefix(),
-		clientv3.WithRev(c.Revision()+1), clientv3.WithProgressNotify())
-	for resp := range events {
-		if err := resp.Err(); err != nil {
-			if errors.Is(err, rpctypes.ErrCompacted) || resp.CompactRevision != 0 {
-				return errResync
-			}
-			return err
-		}
-		c.follow(resp)
-	}
-	return ctx.Err()
 }
 
 // follow applies the changes of one response: all changes of a revision at once.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,12 +31,26 @@ type members struct {
 
 func startMembers(t *testing.T) *members {
 	t.Helper()
+	m := &members{t: t}
+	t.Cleanup(m.close)
+	for {
+		err := m.start()
+		if err == nil {
+			return m
+		}
+		if m.close(); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		} // somebody took a port between its choice and its use
+	}
+}
+
+func (m *members) start() error {
 	const n = 3
-	m := &members{t: t, all: make([]*embed.Etcd, n)}
+	var ports []net.Listener
 	free := func() url.URL {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		check(t, err)
-		defer func() { check(t, l.Close()) }()
+		l, err := new(net.ListenConfig).Listen(m.t.Context(), "tcp", "127.0.0.1:0")
+		check(m.t, err)
+		ports = append(ports, l) // until all are chosen
 		return url.URL{Scheme: "http", Host: l.Addr().String()}
 	}
 	var clients, peers []url.URL
@@ -44,11 +59,16 @@ func startMembers(t *testing.T) *members {
 		clients, peers = append(clients, free()), append(peers, free())
 		names = append(names, fmt.Sprintf("m%d=%s", i, peers[i].String()))
 	}
+	for _, l := range ports {
+		check(m.t, l.Close())
+	}
+	m.all = make([]*embed.Etcd, n)
+	ctx, cancel := context.WithCancelCause(m.t.Context())
+	defer cancel(nil)
 	var wg sync.WaitGroup
-	errs := make([]error, n)
 	for i := range n {
 		ec := embed.NewConfig()
-		ec.Name, ec.Dir = fmt.Sprintf("m%d", i), t.TempDir()
+		ec.Name, ec.Dir = fmt.Sprintf("m%d", i), m.t.TempDir()
 		ec.ListenClientUrls, ec.AdvertiseClientUrls = clients[i:i+1], clients[i:i+1]
 		ec.ListenPeerUrls, ec.AdvertisePeerUrls = peers[i:i+1], peers[i:i+1]
 		ec.InitialCluster = strings.Join(names, ",")
@@ -57,24 +77,31 @@ func startMembers(t *testing.T) *members {
 		ec.GRPCKeepAliveMinTime = time.Second
 		ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
 		wg.Go(func() {
-			if m.all[i], errs[i] = embed.StartEtcd(ec); errs[i] == nil {
-				<-m.all[i].Server.ReadyNotify()
+			e, err := embed.StartEtcd(ec)
+			if err != nil {
+				cancel(err)
+				return
+			}
+			m.all[i] = e
+			select {
+			case <-e.Server.ReadyNotify():
+			case <-ctx.Done():
 			}
 		})
 	}
 	wg.Wait()
-	t.Cleanup(func() {
-		// A leader that closes first would try for long to hand over to one that closes, too.
-		for range m.all {
-			slices.SortFunc(m.all, func(a, b *embed.Etcd) int { return leads(a) - leads(b) })
-			if e := m.all[0]; e != nil {
-				e.Close()
-			}
-			m.all = m.all[1:]
+	return context.Cause(ctx)
+}
+
+func (m *members) close() {
+	// A leader that closes first would try for long to hand over to one that closes, too.
+	for range m.all {
+		slices.SortFunc(m.all, func(a, b *embed.Etcd) int { return leads(a) - leads(b) })
+		if e := m.all[0]; e != nil {
+			e.Close()
 		}
-	})
-	check(t, errors.Join(errs...))
-	return m
+		m.all = m.all[1:]
+	}
 }
 
 // leads is 1 for a leader, 0 for another member and for none.

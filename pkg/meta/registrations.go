@@ -37,30 +37,40 @@ func (s *Store) RegisterBroker(ctx context.Context, b BrokerInfo, lease, over cl
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	key := s.brokerKey(b.ID)
+	holder, err := s.register(ctx, op, key, value, lease, over, func(*txn) {}, func(*txn, map[string]*mvccpb.KeyValue) error { return nil })
+	if holder == nil {
+		return err
+	}
+	info, err := decodeBroker(key, holder.Value)
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s: %w", op, &BrokerRegisteredError{Info: info, Lease: clientv3.LeaseID(holder.Lease)})
+}
+
+// register puts a registration under lease, unless it is there under another one than lease and over, and returns that
+// holder then. guard adds what must be so besides; refused says what of that is not.
+func (s *Store) register(
+	ctx context.Context, op, key, value string, lease, over clientv3.LeaseID, guard func(*txn), refused func(*txn, map[string]*mvccpb.KeyValue) error,
+) (*mvccpb.KeyValue, error) {
 	for seen := int64(0); ; {
 		var t txn
+		guard(&t)
 		t.compareRev(key, seen)
 		t.put(key, value, clientv3.WithLease(lease))
 		resp, err := s.commitTxn(ctx, op, &t)
-		if err != nil {
-			return err
+		if err != nil || resp.Succeeded {
+			return nil, err
 		}
-		if resp.Succeeded {
-			return nil
+		now := t.results(resp)
+		if err := refused(&t, now); err != nil {
+			return nil, err
 		}
-		kv := t.results(resp)[key]
-		if kv == nil {
-			seen = 0 // its lease has just ended
-			continue
+		kv := now[key]
+		if holder := clientv3.LeaseID(kv.GetLease()); kv != nil && holder != lease && (holder != over || over == 0) {
+			return kv, nil
 		}
-		if holder := clientv3.LeaseID(kv.Lease); holder != lease && (holder != over || over == 0) {
-			info, err := decodeBroker(key, kv.Value)
-			if err != nil {
-				return err
-			}
-			return fmt.Errorf("%s: %w", op, &BrokerRegisteredError{Info: info, Lease: holder})
-		}
-		seen = kv.ModRevision
+		seen = kv.GetModRevision() // 0: its lease has just ended
 	}
 }
 
@@ -100,40 +110,26 @@ func (s *Store) RegisterBookie(ctx context.Context, b BookieInfo, lease, over cl
 		return fail(err)
 	}
 	key := s.bookieKey(b.UUID)
-	for seen := int64(0); ; {
-		var t txn
+	holder, err := s.register(ctx, op, key, value, lease, over, func(t *txn) {
 		t.compareRev(s.cookieKey(b.ID), rev)
 		t.compareUnretired(s, b.UUID)
-		t.compareRev(key, seen)
-		t.put(key, value, clientv3.WithLease(lease))
-		resp, err := s.commitTxn(ctx, op, &t)
-		if err != nil {
-			return err
-		}
-		if resp.Succeeded {
-			return nil
-		}
-		now := t.results(resp)
+	}, func(t *txn, now map[string]*mvccpb.KeyValue) error {
 		if err := t.retirement(s, now); err != nil {
 			return fail(err)
 		}
-		if kv := now[s.cookieKey(b.ID)]; kv == nil || kv.ModRevision != rev {
+		if now[s.cookieKey(b.ID)].GetModRevision() != rev {
 			return fail(fmt.Errorf("cookie: %w", ErrConflict))
 		}
-		kv := now[key]
-		if kv == nil {
-			seen = 0 // its lease has just ended
-			continue
-		}
-		if holder := clientv3.LeaseID(kv.Lease); holder != lease && (holder != over || over == 0) {
-			info, err := decodeBookie(key, kv.Value)
-			if err != nil {
-				return err
-			}
-			return fail(&BookieRegisteredError{Info: info, Lease: holder})
-		}
-		seen = kv.ModRevision
+		return nil
+	})
+	if holder == nil {
+		return err
 	}
+	info, err := decodeBookie(key, holder.Value)
+	if err != nil {
+		return err
+	}
+	return fail(&BookieRegisteredError{Info: info, Lease: clientv3.LeaseID(holder.Lease)})
 }
 
 // BookieLease returns the lease that a storage identity is registered under, or [ErrNotFound].

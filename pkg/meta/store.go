@@ -57,7 +57,7 @@ func New(cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
 
 // NewOver is New for a process with a time of its own, a simulation's: kv carries requests, and gives up those that
 // take too long; it tells by its grpc.Peer option which of them may have reached a server. sleep waits for about d, or
-// until ctx ends. Such a store has no [Cache].
+// until ctx ends. Its [Cache] is made by [NewCacheOver].
 func NewOver(kv pb.KVClient, sleep func(ctx context.Context, d time.Duration), cluster string, log *slog.Logger) *Store {
 	s := newStore(kv, nil, cluster, log)
 	s.sleep = sleep
