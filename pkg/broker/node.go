@@ -247,8 +247,8 @@ func (n *Node) serve(life context.Context) {
 	n.wg.Go(func() { n.broker.Run(life) })
 	n.wg.Go(func() {
 		select {
-		case err := <-n.broker.owner.Failed():
-			n.fail(err)
+		case <-n.broker.owner.Failed():
+			n.fail(n.broker.owner.Err())
 		case <-life.Done():
 		}
 	})

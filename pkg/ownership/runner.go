@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/lease"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 const (
@@ -64,7 +67,7 @@ func (e *IDTakenError) Error() string {
 	return fmt.Sprintf("another process is broker %q, at %s: stop one of the two, or give each its own --broker-id", e.ID, e.Peer)
 }
 
-// Config is what a [Runner] works with; all fields but Log and Probe are required.
+// Config is what a [Runner] works with; all fields but Probe, Sched and Log are required.
 type Config struct {
 	Self    meta.BrokerInfo
 	Meta    *meta.Store
@@ -73,6 +76,7 @@ type Config struct {
 	Host    Host
 	// Probe finds out what became of the process of a registration under this broker's id; nil never knows.
 	Probe func(ctx context.Context, b meta.BrokerInfo) Presence
+	Sched sched.Scheduler // nil: the real one
 	Log   *slog.Logger
 }
 
@@ -81,17 +85,19 @@ type Config struct {
 // One mutex guards the core, so that lookups are answered without waiting for a goroutine. Transactions and stops run
 // beside the loop, one goroutine each, and all have ended when Run returns.
 type Runner struct {
-	cfg Config
+	cfg   Config
+	sched sched.Scheduler
 
 	mu      sync.Mutex
 	core    *Core
 	queue   []Action      // to be carried out by the loop, in order
 	changed chan struct{} // closed and replaced whenever the core has taken a step
 	wake    chan struct{}
+	err     error // why failed is closed
+	failed  chan struct{}
 
-	start  time.Time
-	work   sync.WaitGroup
-	failed chan error
+	start time.Time
+	work  *sched.Group
 }
 
 // New makes a runner that holds nothing yet.
@@ -102,9 +108,10 @@ func New(cfg Config) *Runner {
 	if cfg.Probe == nil {
 		cfg.Probe = func(context.Context, meta.BrokerInfo) Presence { return PresenceUnknown }
 	}
+	s := sched.OrReal(cfg.Sched)
 	return &Runner{
-		failed: make(chan error, 1),
-		cfg:    cfg, core: NewCore(cfg.Self.ID, LifeOf(cfg.Self)), changed: make(chan struct{}), wake: make(chan struct{}, 1), start: time.Now(),
+		cfg: cfg, sched: s, core: NewCore(cfg.Self.ID, LifeOf(cfg.Self)), changed: make(chan struct{}), wake: make(chan struct{}, 1),
+		failed: make(chan struct{}), start: s.Now(), work: sched.NewGroup(s),
 	}
 }
 
@@ -113,28 +120,37 @@ func New(cfg Config) *Runner {
 func (r *Runner) Run(ctx context.Context) {
 	r.work.Go(func() { r.announce(ctx) })
 	r.work.Go(func() { r.follow(ctx) })
-	ticker := time.NewTicker(tickEvery)
-	defer ticker.Stop()
+	tick, stop := sched.After(r.sched, tickEvery)
 	for {
 		r.carryOut(ctx)
-		select {
-		case <-ctx.Done():
-			r.work.Wait()
+		switch i, err := r.sched.Wait(ctx, sched.Channels{r.wake, tick}); {
+		case err != nil:
+			stop()
+			r.work.Wait() //nolint:contextcheck // ctx is what ends it
 			return
-		case <-r.wake:
-		case <-ticker.C:
-			r.step(Tick{Now: time.Since(r.start)})
+		case i == 1:
+			tick, stop = sched.After(r.sched, tickEvery)
+			r.step(Tick{Now: r.sched.Now().Sub(r.start)})
 		}
 	}
 }
 
-// Failed receives an *[IDTakenError] once: the broker can take no bundles any more and should end.
-func (r *Runner) Failed() <-chan error { return r.failed }
+// Failed is closed when the broker can take no bundles any more and should end, for the reason that Err gives.
+func (r *Runner) Failed() <-chan struct{} { return r.failed }
+
+// Err returns an *[IDTakenError] once Failed is closed.
+func (r *Runner) Err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}
 
 func (r *Runner) fail(err error) {
-	select {
-	case r.failed <- err:
-	default:
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err == nil {
+		r.err = err
+		close(r.failed)
 	}
 }
 
@@ -148,10 +164,8 @@ func (r *Runner) Drain(ctx context.Context) error {
 		if done {
 			return nil
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("hand bundles over: %w", ctx.Err())
+		if _, err := r.sched.Wait(ctx, sched.Channels{changed}); err != nil {
+			return fmt.Errorf("hand bundles over: %w", err)
 		}
 	}
 }
@@ -188,9 +202,7 @@ func (r *Runner) Locate(ctx context.Context, id meta.BundleID) Route {
 		case broker != "" && broker != r.cfg.Self.ID:
 			return Route{Broker: broker, URL: r.url(broker), Epoch: routed}
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		if _, err := r.sched.Wait(ctx, sched.Channels{changed}); err != nil {
 			return Route{}
 		}
 	}
@@ -231,7 +243,7 @@ func (r *Runner) url(broker string) string {
 
 func (r *Runner) step(events ...Event) {
 	r.mu.Lock()
-	r.core.At(time.Since(r.start))
+	r.core.At(r.sched.Now().Sub(r.start))
 	for _, e := range events {
 		r.queue = append(r.queue, r.core.Step(e)...)
 	}
@@ -277,7 +289,7 @@ func (r *Runner) carryOut(ctx context.Context) {
 func (r *Runner) take(ctx context.Context, a Take) {
 	done := Taken{Bundle: a.Bundle}
 	defer func() { r.step(done) }()
-	txn, cancel := context.WithTimeout(ctx, txnPatience)
+	txn, cancel := r.sched.WithTimeout(ctx, txnPatience)
 	defer cancel()
 	grant, err := r.cfg.Session.Wait(txn)
 	if err != nil {
@@ -305,7 +317,7 @@ func (r *Runner) take(ctx context.Context, a Take) {
 func (r *Runner) reacquire(ctx context.Context, a Reacquire) {
 	done := Reacquired{Bundle: a.Bundle, Outcome: ReacquireUnavailable}
 	defer func() { r.step(done) }()
-	txn, cancel := context.WithTimeout(ctx, txnPatience)
+	txn, cancel := r.sched.WithTimeout(ctx, txnPatience)
 	defer cancel()
 	grant, err := r.cfg.Session.Wait(txn)
 	if err != nil {
@@ -326,7 +338,7 @@ func (r *Runner) release(ctx context.Context, a Release) {
 	if !r.cfg.Session.Alive() {
 		return // its key is gone, or will go with the lease
 	}
-	txn, cancel := context.WithTimeout(ctx, releasePatience)
+	txn, cancel := r.sched.WithTimeout(ctx, releasePatience)
 	defer cancel()
 	err := r.cfg.Meta.ReleaseBundle(txn, meta.Guard{Bundle: a.Bundle, Epoch: a.Epoch}, r.cfg.Self.ID)
 	if err != nil && !errors.Is(err, meta.ErrEpoch) && ctx.Err() == nil {
@@ -345,13 +357,11 @@ func (r *Runner) announce(ctx context.Context) {
 			return
 		}
 		r.step(LeaseRenewed{})
-		select {
-		case <-ctx.Done():
+		if _, err := r.sched.Wait(ctx, sched.Channels{grant.Lost()}); err != nil {
 			return
-		case <-grant.Lost():
-			r.cfg.Log.Warn("lease is lost; bundles are kept until another broker takes them")
-			r.step(LeaseLost{})
 		}
+		r.cfg.Log.Warn("lease is lost; bundles are kept until another broker takes them")
+		r.step(LeaseLost{})
 	}
 }
 
@@ -390,10 +400,8 @@ func (r *Runner) register(ctx context.Context) (*lease.Grant, error) {
 		case !errors.Is(err, meta.ErrLease):
 			r.cfg.Log.Warn("broker could not be registered; trying again", "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(tickEvery):
+		if err := sched.Sleep(ctx, r.sched, tickEvery); err != nil {
+			return nil, err //nolint:wrapcheck // the end
 		}
 	}
 }
@@ -424,26 +432,24 @@ func (r *Runner) follow(ctx context.Context) {
 				registered = registered || mine
 			}
 		}
-		for id := range before {
+		for _, id := range slices.Sorted(maps.Keys(before)) {
 			if !live[id] {
 				events = append(events, BrokerGone{ID: id})
 			}
 		}
-		for id, o := range owners {
+		for _, id := range slices.Sorted(maps.Keys(owners)) {
+			o := owners[id]
 			known[id] = true
 			events = append(events, OwnerSeen{Bundle: id, Owner: o.Broker, Epoch: o.Epoch, Rev: o.Rev})
 		}
-		for id := range known {
+		for _, id := range slices.Sorted(maps.Keys(known)) {
 			if _, owned := owners[id]; !owned {
 				events = append(events, OwnerGone{Bundle: id, Rev: rev})
 			}
 		}
 		r.step(events...)
-		select {
-		case <-ctx.Done():
+		if _, err := r.sched.Wait(ctx, sched.Channels{brokersChanged, ownersChanged}); err != nil {
 			return
-		case <-brokersChanged:
-		case <-ownersChanged:
 		}
 	}
 }

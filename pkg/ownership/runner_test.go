@@ -297,10 +297,10 @@ func TestBundlesOfADeletedNamespaceAreLetGo(t *testing.T) {
 func (n *node) failure(t *testing.T) *ownership.IDTakenError {
 	t.Helper()
 	select {
-	case err := <-n.Failed():
+	case <-n.Failed():
 		var taken *ownership.IDTakenError
-		if !errors.As(err, &taken) {
-			t.Fatalf("failed with %v", err)
+		if !errors.As(n.Err(), &taken) {
+			t.Fatalf("failed with %v", n.Err())
 		}
 		return taken
 	case <-t.Context().Done():
