@@ -257,16 +257,15 @@ func (u *bundle) shut(next string) []*servedTopic {
 // what is on its way to them. What is dropped instead is the next owner's to recover.
 const handOverPatience = 2 * time.Second
 
+var errHandOverStuck = errors.New("nothing could be closed for a while")
+
 // handOver closes topics and state log in good order, then tells clients to go to next. When ctx ends first, or nothing
 // could be closed for handOverPatience, what is left is dropped.
 func (u *bundle) handOver(ctx context.Context, next string) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(ctx, u.end)() // openings too end with it
-	stuck := time.AfterFunc(handOverPatience, func() {
-		u.b.log.Warn("bundle cannot be handed over in good order; the next owner recovers it", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch)
-		cancel()
-	})
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, u.end)()                                          // openings too end with it
+	stuck := time.AfterFunc(handOverPatience, func() { cancel(errHandOverStuck) }) // it may run late: nothing is said there
 	defer stuck.Stop()
 	var closing sync.WaitGroup
 	for _, t := range u.shut(next) {
@@ -278,6 +277,9 @@ func (u *bundle) handOver(ctx context.Context, next string) {
 		})
 	}
 	closing.Wait()
+	if errors.Is(context.Cause(ctx), errHandOverStuck) {
+		u.b.log.Warn("bundle cannot be handed over in good order; the next owner recovers it", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch)
+	}
 	select {
 	case <-u.stateReady:
 		if err := u.state.Close(ctx); err != nil {
