@@ -40,3 +40,26 @@ func (n *Node) Opener(ctx context.Context, topic string) (func(context.Context) 
 		return err
 	}, nil
 }
+
+// LoadSlowly has whoever needs the topic's subscriptions wait, until release, as a state log that is slow does. ensure
+// is what a consumer that comes does.
+func (n *Node) LoadSlowly(ctx context.Context, topic string) (ensure func(context.Context, string) error, release func(), _ error) {
+	t, err := n.broker.topicFor(ctx, topic, false, false)
+	if err != nil {
+		return nil, nil, err
+	}
+	loading := make(chan struct{})
+	t.subs.mu.Lock()
+	t.subs.loading = loading
+	t.subs.mu.Unlock()
+	ensure = func(ctx context.Context, name string) error {
+		_, _, err := t.subs.ensure(ctx, name, nil)
+		return err
+	}
+	return ensure, func() {
+		t.subs.mu.Lock()
+		defer t.subs.mu.Unlock()
+		t.subs.loading = nil
+		close(loading)
+	}, nil
+}

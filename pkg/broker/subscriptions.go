@@ -146,7 +146,7 @@ func (s *subscriptions) ensure(ctx context.Context, name string, start *brokerv1
 	}
 	sub, err = s.get(ctx, name)
 	var missing *refusal
-	if err == nil || !errors.As(err, &missing) {
+	if err == nil || !errors.As(err, &missing) || missing.code != brokerv1.Code_CODE_NOT_FOUND {
 		return sub, false, err
 	}
 	at, err := startOffset(ctx, s.t.log, start)
