@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -8,12 +9,14 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // answers keeps, of each bookie, how the last request that failed did so: an attempt that too few bookies answered is
 // given up with what each of them said, which nothing else remembers. Callbacks of any goroutine note; it is safe for
 // concurrent use.
 type answers struct {
+	sched   sched.Scheduler
 	mu      *sync.Mutex
 	last    map[entry.StorageUUID]string
 	waiting map[entry.StorageUUID]int // requests without an answer
@@ -21,8 +24,8 @@ type answers struct {
 	none    chan struct{}             // closed when that falls to 0, if somebody waits for it
 }
 
-func newAnswers() answers {
-	return answers{mu: new(sync.Mutex), last: map[entry.StorageUUID]string{}, waiting: map[entry.StorageUUID]int{}}
+func newAnswers(s sched.Scheduler) answers {
+	return answers{sched: s, mu: new(sync.Mutex), last: map[entry.StorageUUID]string{}, waiting: map[entry.StorageUUID]int{}}
 }
 
 // ask counts a request that is about to be sent.
@@ -62,10 +65,9 @@ func (a *answers) explain(err error, slots []meta.Slot) error {
 		none := make(chan struct{})
 		a.none = none
 		a.mu.Unlock()
-		select {
-		case <-none:
-		case <-time.After(explainPatience):
-		}
+		passed, stop := sched.After(a.sched, explainPatience)
+		_, _ = a.sched.Wait(context.Background(), sched.Channels{none, passed}) // never canceled
+		stop()
 		a.mu.Lock()
 	}
 	defer a.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Bookies carries requests to bookies, named by storage identity. Errors are *[bookiewire.Error].
@@ -63,6 +64,8 @@ type Env struct {
 	Candidates Candidates
 	// Ticker drives the deadlines of all writers of the process; see [NewTicker].
 	Ticker *Ticker
+	// Sched runs what goes on beside the caller, and waits; nil: goroutines and the clock.
+	Sched sched.Scheduler
 	// Log may be nil: nothing is logged.
 	Log *slog.Logger
 	// Metrics may be nil: nothing is counted.
@@ -81,6 +84,13 @@ type Env struct {
 	// says false, such entries are reported once confirmed. The owner's lease deadline belongs here: a fence
 	// cannot stop these receipts.
 	MayAckEarly func() bool
+}
+
+// withDefaults returns env with what may be left out filled in.
+func (env Env) withDefaults() Env {
+	env.Config = env.Config.withDefaults()
+	env.Sched = sched.OrReal(env.Sched)
+	return env
 }
 
 // Config holds the limits and times of ledgers. The zero value of a field means its default.

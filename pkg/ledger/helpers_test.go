@@ -245,7 +245,7 @@ func (w *world) recover(id entry.LedgerID) (meta.Ledger, ledger.Stats) {
 }
 
 func (w *world) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Minute)
 	w.t.Cleanup(cancel)
 	return ctx
 }

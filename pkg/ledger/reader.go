@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // AskLAC is an upper bound of [Reader.Read]: it bounds the read by the highest LAC that bookies know of.
@@ -60,8 +61,7 @@ type Reader struct {
 
 // NewReader returns a reader of the ledger with the given record, which may be old. env needs Bookies and Metadata.
 func NewReader(env Env, l meta.Ledger) *Reader {
-	env.Config = env.Config.withDefaults()
-	r := &Reader{env: env, lac: entry.NoEntry}
+	r := &Reader{env: env.withDefaults(), lac: entry.NoEntry}
 	r.learn(l)
 	return r
 }
@@ -175,7 +175,7 @@ func fragmentWithEnd(fragments []meta.Fragment, e entry.EntryID) (meta.Fragment,
 }
 
 func (r *Reader) refresh(ctx context.Context) (meta.Ledger, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.env.Config.RequestTimeout)
+	ctx, cancel := r.env.Sched.WithTimeout(ctx, r.env.Config.RequestTimeout)
 	defer cancel()
 	l, err := r.env.Metadata.GetLedger(ctx, r.Ledger().ID)
 	if err != nil {
@@ -204,10 +204,35 @@ type stripeReply struct {
 	err    error
 }
 
+// mailbox takes replies for one reader.
+type mailbox struct {
+	mu   sync.Mutex
+	in   []stripeReply
+	come chan struct{} // has a token when in is not empty
+}
+
+func (m *mailbox) put(r stripeReply) {
+	m.mu.Lock()
+	m.in = append(m.in, r)
+	m.mu.Unlock()
+	select {
+	case m.come <- struct{}{}:
+	default:
+	}
+}
+
+func (m *mailbox) take() []stripeReply {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in := m.in
+	m.in = nil
+	return in
+}
+
 // readRange reads first … to, all within fragment f. With striping, each residue class of entries is read from a bookie
 // that has all of it, at the same time, and the results are woven together.
 func (r *Reader) readRange(ctx context.Context, l meta.Ledger, f meta.Fragment, first, to entry.EntryID, maxBytes int) ([]Entry, *MissingError) {
-	ctx, cancel := context.WithTimeout(ctx, r.env.Config.RequestTimeout)
+	ctx, cancel := r.env.Sched.WithTimeout(ctx, r.env.Config.RequestTimeout)
 	defer cancel()
 	n := 1
 	if l.WriteQuorum < l.Ensemble {
@@ -217,21 +242,21 @@ func (r *Reader) readRange(ctx context.Context, l meta.Ledger, f meta.Fragment, 
 	if n > 1 || l.WriteQuorum < l.Ensemble {
 		stride = l.Ensemble
 	}
-	replies := make(chan stripeReply, n*l.WriteQuorum)
+	replies := mailbox{come: make(chan struct{}, 1)}
 	stripes := make([]stripe, n)
 	ask := func(i int) {
 		s := &stripes[i]
 		uuid := f.Slots[s.replicas[s.asked]].UUID
 		s.asked++
 		s.pending++
-		s.askedAt = time.Now()
+		s.askedAt = r.env.Sched.Now()
 		q := bookiewire.Read{
 			Ledger: l.ID, First: s.first, Stride: uint32(stride),
 			MaxEntries: uint32(min((to-s.first)/entry.EntryID(stride)+1, maxReadEntries)),
 			MaxBytes:   uint32(max(1, min(maxBytes/n, 1<<30))),
 		}
 		r.env.Bookies.Read(ctx, uuid, q, func(reply bookiewire.ReadReply, err error) {
-			replies <- stripeReply{i, uuid, reply, err}
+			replies.put(stripeReply{i, uuid, reply, err})
 		})
 	}
 	q := quorumOf(l.Replication, f.Slots)
@@ -242,29 +267,34 @@ func (r *Reader) readRange(ctx context.Context, l meta.Ledger, f meta.Fragment, 
 		r.order(s.replicas, f, l.ID)
 		ask(i)
 	}
-	speculate := time.NewTicker(r.env.Config.SpeculateAfter)
-	defer speculate.Stop()
+	speculate, stop := sched.After(r.env.Sched, r.env.Config.SpeculateAfter)
+	defer func() { stop() }()
 	for left := n; left > 0; {
-		select {
-		case m := <-replies:
-			s := &stripes[m.stripe]
-			s.pending--
-			if s.done {
-				continue
+		const come, late = 0, 1
+		switch i, ended := r.env.Sched.Wait(ctx, sched.Channels{come: replies.come, late: speculate}); i {
+		case come:
+			for _, m := range replies.take() {
+				s := &stripes[m.stripe]
+				s.pending--
+				if s.done {
+					continue
+				}
+				if s.take(l.ID, stride, m.reply, m.err); s.got != nil {
+					s.done = true
+					left--
+					continue
+				}
+				r.shake(m.uuid, m.err)
+				if s.asked < len(s.replicas) {
+					ask(m.stripe)
+				} else if s.pending == 0 {
+					s.done = true
+					left--
+				}
 			}
-			if s.take(l.ID, stride, m.reply, m.err); s.got != nil {
-				s.done = true
-				left--
-				continue
-			}
-			r.shake(m.uuid, m.err)
-			if s.asked < len(s.replicas) {
-				ask(m.stripe)
-			} else if s.pending == 0 {
-				s.done = true
-				left--
-			}
-		case now := <-speculate.C:
+		case late:
+			speculate, stop = sched.After(r.env.Sched, r.env.Config.SpeculateAfter)
+			now := r.env.Sched.Now()
 			for i := range stripes {
 				if s := &stripes[i]; !s.done && s.asked < len(s.replicas) && now.Sub(s.askedAt) >= r.env.Config.SpeculateAfter {
 					if r.env.Metrics != nil {
@@ -273,11 +303,11 @@ func (r *Reader) readRange(ctx context.Context, l meta.Ledger, f meta.Fragment, 
 					ask(i)
 				}
 			}
-		case <-ctx.Done():
+		default:
 			for i := range stripes {
 				if s := &stripes[i]; !s.done {
 					s.missing.Unknown += s.pending
-					s.missing.Err = ctx.Err()
+					s.missing.Err = ended
 				}
 			}
 			left = 0
@@ -342,7 +372,7 @@ func (r *Reader) order(slots []int, f meta.Fragment, l entry.LedgerID) {
 	rotated := slices.Concat(slots[turn:], slots[:turn])
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := time.Now()
+	now := r.env.Sched.Now()
 	slices.SortStableFunc(rotated, func(a, b int) int {
 		sa, sb := now.Before(r.shaky[f.Slots[a].UUID]), now.Before(r.shaky[f.Slots[b].UUID])
 		switch {
@@ -366,18 +396,18 @@ func (r *Reader) shake(u entry.StorageUUID, err error) {
 	if r.shaky == nil {
 		r.shaky = map[entry.StorageUUID]time.Time{}
 	}
-	r.shaky[u] = time.Now().Add(avoidReads)
+	r.shaky[u] = r.env.Sched.Now().Add(avoidReads)
 }
 
 // askLAC asks the bookies of the last fragment for their LAC and returns the highest seen. One that is at wanted is
 // enough: a bookie that hangs holds nobody up then.
 func (r *Reader) askLAC(ctx context.Context, wanted entry.EntryID) entry.EntryID {
-	ctx, cancel := context.WithTimeout(ctx, r.env.Config.RequestTimeout)
+	ctx, cancel := r.env.Sched.WithTimeout(ctx, r.env.Config.RequestTimeout)
 	defer cancel()
 	l, _ := r.record()
-	var wg sync.WaitGroup
+	all := sched.NewGroup(r.env.Sched)
 	for _, s := range last(l.Fragments).Slots {
-		wg.Go(func() {
+		all.Go(func() {
 			reply, err := r.env.Bookies.WaitLAC(ctx, s.UUID, bookiewire.WaitLAC{Ledger: l.ID, After: entry.NoEntry})
 			if err != nil {
 				return
@@ -387,7 +417,7 @@ func (r *Reader) askLAC(ctx context.Context, wanted entry.EntryID) entry.EntryID
 			}
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	return r.LAC()
 }
 
@@ -433,11 +463,11 @@ func (r *Reader) WaitLAC(ctx context.Context, after entry.EntryID) (lac entry.En
 
 // pollLAC waits at all bookies of the last fragment, at most for the given time; true once the LAC is above after.
 func (r *Reader) pollLAC(ctx context.Context, l meta.Ledger, after entry.EntryID, atMost time.Duration) bool {
-	ctx, cancel := context.WithTimeout(ctx, atMost)
+	ctx, cancel := r.env.Sched.WithTimeout(ctx, atMost)
 	defer cancel()
-	var wg sync.WaitGroup
+	all := sched.NewGroup(r.env.Sched)
 	for _, s := range last(l.Fragments).Slots {
-		wg.Go(func() {
+		all.Go(func() {
 			for pause := 50 * time.Millisecond; ctx.Err() == nil; pause = min(2*pause, time.Second) {
 				reply, err := r.env.Bookies.WaitLAC(ctx, s.UUID, bookiewire.WaitLAC{Ledger: l.ID, After: after, Timeout: longPoll})
 				if err == nil && reply.LAC > after {
@@ -446,10 +476,10 @@ func (r *Reader) pollLAC(ctx context.Context, l meta.Ledger, after entry.EntryID
 					return
 				}
 				// A bookie that fails, or answers without having waited, is not asked again at once.
-				sleep(ctx, pause)
+				_ = sched.Sleep(ctx, r.env.Sched, pause)
 			}
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	return r.LAC() > after
 }

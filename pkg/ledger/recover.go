@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // FinishFunc runs the transaction that closes a recovered ledger (T5), alone or together with what opens the next one:
@@ -51,8 +51,8 @@ type Stats struct {
 // ErrUndecided, ErrWriteBack or ErrHigherTerm. Errors of Finish that are none of a ledger's state are returned as they
 // are, wrapped. env needs Bookies, Metadata and Candidates.
 func Recover(ctx context.Context, env Env, id entry.LedgerID, opts RecoverOptions) (meta.Ledger, Stats, error) {
-	env.Config = env.Config.withDefaults()
-	start := time.Now()
+	env = env.withDefaults()
+	start := env.Sched.Now()
 	r := &recovery{env: env, id: id, finish: opts.Finish, maxLength: opts.MaxLength}
 	l, err := r.run(ctx)
 	if m := env.Metrics; m != nil {
@@ -64,7 +64,7 @@ func Recover(ctx context.Context, env Env, id entry.LedgerID, opts RecoverOption
 			result = "adopted"
 		}
 		m.recoveries.WithLabelValues(result).Inc()
-		m.recoverySeconds.Observe(time.Since(start).Seconds())
+		m.recoverySeconds.Observe(env.Sched.Now().Sub(start).Seconds())
 		m.recoveredBytes.Add(float64(r.stats.BytesRewritten))
 	}
 	if err != nil {
@@ -109,9 +109,8 @@ func (r *recovery) run(ctx context.Context) (meta.Ledger, error) {
 				return l, nil
 			}
 		}
-		//nolint:gosec // spreads load, guards nothing
-		if !sleep(ctx, pause/2+rand.N(pause)) {
-			return l, fmt.Errorf("%w (%w)", err, ctx.Err())
+		if ended := sched.Sleep(ctx, r.env.Sched, pause/2+sched.N(r.env.Sched, pause)); ended != nil {
+			return l, fmt.Errorf("%w (%w)", err, ended)
 		}
 	}
 }
@@ -123,12 +122,12 @@ func retryable(err error) bool {
 
 // awaitClosed polls the record until it is closed or patience has run out.
 func (r *recovery) awaitClosed(ctx context.Context, patience time.Duration) (meta.Ledger, bool) {
-	for until := time.Now().Add(patience); time.Now().Before(until); {
+	for until := r.env.Sched.Now().Add(patience); r.env.Sched.Now().Before(until); {
 		if l, err := r.env.Metadata.GetLedger(ctx, r.id); err == nil && l.State == meta.LedgerClosed {
 			r.stats.Adopted = true
 			return l, true
 		}
-		if !sleep(ctx, 20*time.Millisecond) {
+		if sched.Sleep(ctx, r.env.Sched, 20*time.Millisecond) != nil {
 			break
 		}
 	}
@@ -150,7 +149,7 @@ func (r *recovery) attempt(ctx context.Context) (meta.Ledger, error) {
 		return m, &meta.LedgerStateError{Op: "recover", Current: m}
 	}
 	r.stats.Attempts++
-	core := NewRecoveryCore(r.env.Config, m, time.Now())
+	core := NewRecoveryCore(r.env.Config, m, r.env.Sched.Now())
 	end, err := newRecoveryRun(r.env, core).run(ctx)
 	s := core.Stats()
 	r.stats.EntriesRead += s.EntriesRead
@@ -178,14 +177,14 @@ func (r *recovery) lengthBelow(ctx context.Context, m meta.Ledger, base entry.En
 	if base < 0 {
 		return 0
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.env.Config.RequestTimeout/4)
+	ctx, cancel := r.env.Sched.WithTimeout(ctx, r.env.Config.RequestTimeout/4)
 	defer cancel()
 	reader := NewReader(r.env, m)
 	var mu sync.Mutex
 	sum, count := end.ReadLength, int64(end.Last-base)
-	var wg sync.WaitGroup
+	all := sched.NewGroup(r.env.Sched)
 	for _, e := range sampleEntries(base) {
-		wg.Go(func() {
+		all.Go(func() {
 			got, err := reader.Read(ctx, e, e, 1)
 			if err != nil || len(got) == 0 {
 				return
@@ -195,7 +194,7 @@ func (r *recovery) lengthBelow(ctx context.Context, m meta.Ledger, base entry.En
 			mu.Unlock()
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	if count == 0 {
 		return 0
 	}
@@ -229,7 +228,7 @@ func (r *recovery) close(ctx context.Context, m meta.Ledger, end *RecoveryEnd, l
 		case errors.As(err, &state):
 			l = state.Current
 		case errors.Is(err, meta.ErrUnknownOutcome):
-			if !sleep(ctx, pause) {
+			if sched.Sleep(ctx, r.env.Sched, pause) != nil {
 				return l, fmt.Errorf("close: %w", err)
 			}
 			var readErr error
@@ -267,7 +266,7 @@ type recoveryRun struct {
 }
 
 func newRecoveryRun(env Env, core *RecoveryCore) *recoveryRun {
-	return &recoveryRun{env: env, core: core, said: newAnswers(), signal: make(chan struct{}, 1)}
+	return &recoveryRun{env: env, core: core, said: newAnswers(env.Sched), signal: make(chan struct{}, 1)}
 }
 
 func (r *recoveryRun) post(ev func(*RecoveryCore)) {
@@ -291,8 +290,9 @@ func (r *recoveryRun) run(ctx context.Context) (*RecoveryEnd, error) {
 		r.closed, r.inbox = true, nil
 		r.mu.Unlock()
 	}()
-	ticker := time.NewTicker(10 * time.Millisecond)
-	defer ticker.Stop()
+	const tick = 10 * time.Millisecond
+	passed, stop := sched.After(r.env.Sched, tick)
+	defer func() { stop() }()
 	for {
 		for rd := r.core.Ready(); rd.NeedCandidates; rd = r.core.Ready() {
 			rd.NeedCandidates = false
@@ -300,28 +300,30 @@ func (r *recoveryRun) run(ctx context.Context) (*RecoveryEnd, error) {
 		}
 		rd := r.core.Ready()
 		if rd.Abort != nil {
-			cancel() // whoever has not answered says now how far the request came
-			return nil, r.said.explain(rd.Abort, r.core.slots())
+			cancel()                                             // whoever has not answered says now how far the request came
+			return nil, r.said.explain(rd.Abort, r.core.slots()) //nolint:contextcheck // it has ended, and the wait is short
 		}
 		if rd.Finish != nil {
 			return rd.Finish, nil
 		}
 		r.carryOut(ctx, rd)
 		r.core.Done()
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case now := <-ticker.C:
-			r.core.Tick(now)
-		case <-r.signal:
-			r.mu.Lock()
-			batch := r.inbox
-			r.inbox = nil
-			r.mu.Unlock()
-			r.core.Now(time.Now())
-			for _, ev := range batch {
-				ev(r.core)
-			}
+		i, err := r.env.Sched.Wait(ctx, sched.Channels{r.signal, passed})
+		if err != nil {
+			return nil, err
+		}
+		if i == 1 {
+			passed, stop = sched.After(r.env.Sched, tick)
+			r.core.Tick(r.env.Sched.Now())
+			continue
+		}
+		r.mu.Lock()
+		batch := r.inbox
+		r.inbox = nil
+		r.mu.Unlock()
+		r.core.Now(r.env.Sched.Now())
+		for _, ev := range batch {
+			ev(r.core)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // CloseFunc runs the transaction that closes a ledger at last (T3), alone or together with what opens the next one. It
@@ -36,8 +36,10 @@ type Writer struct {
 	ctx    context.Context //nolint:containedctx // bounds the transactions of the writer's life, ended by Shutdown
 	cancel context.CancelFunc
 
+	runInbox func() // run, bound once
+
 	mu         sync.Mutex
-	quiet      sync.Cond // running or background changed
+	quiet      chan struct{} // closed when nothing runs any more, if somebody waits
 	inbox      []event
 	spare      []event
 	running    bool
@@ -60,7 +62,8 @@ type Writer struct {
 
 // closeCall is one CloseWith under way; others wait for it.
 type closeCall struct {
-	proposal chan CloseProposal
+	proposed chan struct{} // closed when there is a proposal
+	proposal CloseProposal
 	finished chan struct{}
 	ledger   meta.Ledger
 	err      error
@@ -94,13 +97,13 @@ func NewWriter(env Env, l meta.Ledger) *Writer {
 	if env.Bookies == nil || env.Metadata == nil || env.Candidates == nil || env.Ticker == nil {
 		panic("ledger: a writer needs bookies, metadata, candidates and a ticker")
 	}
-	env.Config = env.Config.withDefaults()
+	env = env.withDefaults()
 	if env.Config.Seed == 0 {
-		env.Config.Seed = rand.Uint64() //nolint:gosec // spreads load, guards nothing
+		env.Config.Seed = env.Sched.Uint64()
 	}
 	w := &Writer{env: env, roll: make(chan struct{}), broken: make(chan struct{})}
-	w.core = newWriterCore(&w.env.Config, l, time.Now())
-	w.quiet.L = &w.mu
+	w.core = newWriterCore(&w.env.Config, l, env.Sched.Now())
+	w.runInbox = w.run
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.lac.Store(int64(w.core.LAC()))
 	w.last.Store(int64(w.core.LAC()))
@@ -171,7 +174,7 @@ func (w *Writer) CandidatesChanged() {
 // A second call waits for the first, and returns the same if that closed the ledger. If ctx ends while appends drain, the
 // writer goes on.
 func (w *Writer) CloseWith(ctx context.Context, fn CloseFunc) (meta.Ledger, error) {
-	call := &closeCall{proposal: make(chan CloseProposal, 1), finished: make(chan struct{})}
+	call := &closeCall{proposed: make(chan struct{}), finished: make(chan struct{})}
 	for {
 		w.mu.Lock()
 		earlier := w.closing
@@ -182,13 +185,11 @@ func (w *Writer) CloseWith(ctx context.Context, fn CloseFunc) (meta.Ledger, erro
 		if earlier == nil {
 			break
 		}
-		select {
-		case <-earlier.finished:
-			if earlier.err == nil {
-				return earlier.ledger, nil
-			}
-		case <-ctx.Done():
-			return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", w.record.Load().ID, ctx.Err())
+		if _, err := w.env.Sched.Wait(ctx, sched.Channels{earlier.finished}); err != nil {
+			return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", w.record.Load().ID, err)
+		}
+		if earlier.err == nil {
+			return earlier.ledger, nil
 		}
 	}
 	call.ledger, call.err = w.close(ctx, call, fn)
@@ -203,21 +204,21 @@ func (w *Writer) CloseWith(ctx context.Context, fn CloseFunc) (meta.Ledger, erro
 
 func (w *Writer) close(ctx context.Context, call *closeCall, fn CloseFunc) (meta.Ledger, error) {
 	id := w.record.Load().ID
-	w.do(func(c *WriterCore) { c.RequestClose(time.Now().Add(w.env.Config.DrainTimeout)) })
-	var p CloseProposal
-	select {
-	case p = <-call.proposal:
-	case <-w.broken:
+	w.do(func(c *WriterCore) { c.RequestClose(w.env.Sched.Now().Add(w.env.Config.DrainTimeout)) })
+	const proposed, broken = 0, 1
+	switch i, ended := w.env.Sched.Wait(ctx, sched.Channels{proposed: call.proposed, broken: w.broken}); i {
+	case proposed:
+	case broken:
 		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, w.Err())
-	case <-ctx.Done():
+	default:
 		var canceled bool
 		w.do(func(c *WriterCore) { canceled = c.CancelClose() })
 		if !canceled {
 			w.do(func(c *WriterCore) { c.CloseDone(NotApplied, meta.Ledger{}, nil) })
-			<-call.proposal
 		}
-		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, ctx.Err())
+		return meta.Ledger{}, fmt.Errorf("close ledger %d: %w", id, ended)
 	}
+	p := call.proposal
 	l, err := fn(ctx, p.Last, p.Length)
 	result := CloseResult(err)
 	var state *meta.LedgerStateError
@@ -261,9 +262,23 @@ func (w *Writer) Shutdown() {
 	w.cancel()
 	w.do(func(c *WriterCore) { c.Withdraw(ErrShutdown) })
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	for w.running || w.background > 0 {
-		w.quiet.Wait()
+		if w.quiet == nil {
+			w.quiet = make(chan struct{})
+		}
+		quiet := w.quiet
+		w.mu.Unlock()
+		sched.Until(w.env.Sched, quiet)
+		w.mu.Lock()
+	}
+	w.mu.Unlock()
+}
+
+// calm tells who waits that something has stopped running. mu is held.
+func (w *Writer) calm() {
+	if w.quiet != nil && !w.running && w.background == 0 {
+		close(w.quiet)
+		w.quiet = nil
 	}
 }
 
@@ -271,7 +286,7 @@ func (w *Writer) Shutdown() {
 func (w *Writer) do(f func(*WriterCore)) {
 	after := make(chan struct{})
 	w.post(event{kind: evCall, call: f, after: after})
-	<-after
+	sched.Until(w.env.Sched, after)
 }
 
 // post queues an event and starts the goroutine unless it runs.
@@ -286,7 +301,7 @@ func (w *Writer) post(ev event) {
 	w.running = true
 	w.mu.Unlock()
 	if start {
-		go w.run()
+		w.env.Sched.Go(w.runInbox)
 	}
 }
 
@@ -295,15 +310,15 @@ func (w *Writer) inBackground(f func()) {
 	w.mu.Lock()
 	w.background++
 	w.mu.Unlock()
-	go func() {
+	w.env.Sched.Go(func() {
 		defer func() {
 			w.mu.Lock()
 			w.background--
-			w.quiet.Broadcast()
+			w.calm()
 			w.mu.Unlock()
 		}()
 		f()
-	}()
+	})
 }
 
 func (w *Writer) tick(now time.Time) bool {
@@ -331,14 +346,14 @@ func (w *Writer) run() {
 				w.core.Shrink()
 			}
 			w.running = false
-			w.quiet.Broadcast()
+			w.calm()
 			w.mu.Unlock()
 			return
 		}
 		batch, w.inbox, w.spare = w.inbox, w.spare, nil
 		w.mu.Unlock()
 
-		w.core.Now(time.Now())
+		w.core.Now(w.env.Sched.Now())
 		w.core.SetMayAckEarly(w.env.MayAckEarly == nil || w.env.MayAckEarly())
 		for i := range batch {
 			w.step(&batch[i])
@@ -365,7 +380,7 @@ func (w *Writer) step(ev *event) {
 		}
 	case evTick:
 		w.tickQueued.Store(false)
-		w.core.Tick(time.Now())
+		w.core.Tick(w.env.Sched.Now())
 	case evCall:
 		ev.call(w.core)
 	}
@@ -399,7 +414,8 @@ func (w *Writer) carryOut() {
 		w.mu.Lock()
 		call := w.closing
 		w.mu.Unlock()
-		call.proposal <- *rd.Close
+		call.proposal = *rd.Close
+		close(call.proposed)
 	}
 	if rd.Confirmed && w.env.OnConfirmed != nil {
 		w.env.OnConfirmed(rd.LAC)
@@ -488,6 +504,6 @@ func (w *Writer) schedule() {
 		at = d.UnixNano()
 	}
 	if w.deadline.Swap(at) == 0 && at != 0 {
-		w.env.Ticker.add(w)
+		w.env.Ticker.add(w.env.Sched, w)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/quorum"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // flight is one entry on its way to some bookies. Flights are pooled; the callbacks are bound once per flight, so that
@@ -91,7 +92,7 @@ func (w *Writer) writeLAC(to quorum.Set, lac entry.EntryID, ensemble []meta.Slot
 	to.Each(func(i int) {
 		uuid := ensemble[i].UUID
 		w.inBackground(func() {
-			ctx, cancel := context.WithTimeout(w.ctx, w.env.Config.RequestTimeout)
+			ctx, cancel := w.env.Sched.WithTimeout(w.ctx, w.env.Config.RequestTimeout)
 			defer cancel()
 			// A LAC that does not arrive only makes readers elsewhere see entries later.
 			_ = w.env.Bookies.WriteLAC(ctx, uuid, bookiewire.WriteLAC{Ledger: l.ID, Nonce: l.Nonce, LAC: lac})
@@ -100,7 +101,7 @@ func (w *Writer) writeLAC(to quorum.Set, lac entry.EntryID, ensemble []meta.Slot
 }
 
 func (w *Writer) verify() {
-	ctx, cancel := context.WithTimeout(w.ctx, w.env.Config.RequestTimeout)
+	ctx, cancel := w.env.Sched.WithTimeout(w.ctx, w.env.Config.RequestTimeout)
 	defer cancel()
 	l, err := w.env.Metadata.GetLedger(ctx, w.record.Load().ID)
 	w.post(event{kind: evCall, call: func(c *WriterCore) { c.Verified(l, err) }})
@@ -108,7 +109,9 @@ func (w *Writer) verify() {
 
 // changeEnsemble runs T2 until its outcome is definite, or the writer shut down.
 func (w *Writer) changeEnsemble(change Change) {
-	result, l, err := ResolveChange(w.ctx, w.env.Metadata, change, func(d time.Duration) bool { return sleep(w.ctx, d) })
+	result, l, err := ResolveChange(w.ctx, w.env.Metadata, change, func(d time.Duration) bool {
+		return sched.Sleep(w.ctx, w.env.Sched, d) == nil
+	})
 	if result == Applied && w.env.Metrics != nil {
 		w.env.Metrics.ensembleChanges.Inc()
 	}
@@ -167,16 +170,4 @@ func last(f []meta.Fragment) meta.Fragment { return f[len(f)-1] }
 
 func sameFragment(a, b meta.Fragment) bool {
 	return a.First == b.First && slices.Equal(a.Slots, b.Slots)
-}
-
-// sleep waits; false when ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -49,7 +49,7 @@ func (g *Group) Wait() {
 	}
 	none := g.none
 	g.mu.Unlock()
-	_, _ = g.s.Wait(context.Background(), Channels{none}) // never canceled
+	Until(g.s, none)
 }
 
 // Turn is a lock that is held across waits. It has one holder at a time, in no order.

@@ -85,3 +85,8 @@ func Sleep(ctx context.Context, s Scheduler, d time.Duration) error {
 	_, err := s.Wait(ctx, Channels{passed})
 	return err //nolint:wrapcheck // as a context says it
 }
+
+// Until waits for c, which is closed for certain.
+func Until(s Scheduler, c <-chan struct{}) {
+	_, _ = s.Wait(context.Background(), Channels{c}) // never canceled
+}
