@@ -502,10 +502,10 @@ func (c *Chain) tell(batch []Action, shown []ConfirmedEntry) []ConfirmedEntry {
 				c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.lost }, 1)
 				c.env.Log.Warn("chain lost", "chain", string(c.id), "epoch", uint64(c.guard.Epoch), "cause", a.Err)
 			}
-			close(c.lost)
 			if c.cfg.OnLost != nil {
 				c.cfg.OnLost(a.Err)
 			}
+			close(c.lost) // who wakes by it may ask the owner of OnLost why
 		case ActionEnd:
 			flush()
 			close(c.ended)
