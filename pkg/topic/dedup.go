@@ -42,6 +42,7 @@ type producerState struct {
 	// queue[head:] are batches handed to the chain and not confirmed, in order.
 	queue []*pending
 	head  int
+	drain chan struct{} // closed when queue is empty, if somebody waits
 
 	// partial are batches that are confirmed and wait for the rest of their copies, in order; fullFrom to full those that
 	// have all of them, as far as this owner knows: the log does not tell.
@@ -96,6 +97,10 @@ func (p *producerState) leave(b *pending) {
 	p.queue[p.head] = nil
 	p.head++
 	if p.head == len(p.queue) {
+		if p.drain != nil {
+			close(p.drain)
+			p.drain = nil
+		}
 		p.queue, p.head = p.queue[:0], 0
 		if cap(p.queue) > 64 {
 			p.queue = nil

@@ -87,6 +87,49 @@ func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
 	}
 }
 
+// What an incarnation has under way when a new one comes is stored, or not, before that is told where to go on: else it
+// would give a message of its own a sequence that the old one's gets, and be told that it is stored.
+func TestANewIncarnationWaitsForWhatTheOldOneHasUnderWay(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	tp := f.open(f.Takeover(), nil, topic.Config{})
+	old := producer(t, tp, "p", true)
+	check(t, send(t, old, batch(t, "p", 0, 1)).wait(t).err)
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	underWay := send(t, old, batch(t, "p", 1, 2))
+	_, err := f.Fake.AwaitHeld(t.Context(), 3)
+	check(t, err)
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if p, err := tp.OpenProducer(short, "p", 0, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a new incarnation is let in: %v, last sequence %d", err, p.LastSequence())
+	}
+	type opened struct {
+		p   *topic.Producer
+		err error
+	}
+	let := make(chan opened, 1)
+	go func() {
+		p, err := tp.OpenProducer(t.Context(), "p", 0, true)
+		let <- opened{p, err}
+	}()
+	eventually(t, "the old incarnation to be fenced", func() bool {
+		_, err := trySend(t, old, batch(t, "p", 1, 2))
+		return errors.Is(err, topic.ErrProducerFenced)
+	})
+	release()
+	check(t, underWay.wait(t).err)
+	fresh := <-let
+	check(t, fresh.err)
+	if last := fresh.p.LastSequence(); last != 2 {
+		t.Fatalf("it is to go on after %d", last)
+	}
+	s := send(t, fresh.p, batch(t, "p", 3, 1)).wait(t)
+	if check(t, s.err); s.Duplicate {
+		t.Fatal("its message is taken for the old one's")
+	}
+}
+
 // A producer whose broker's answer got lost comes back with the epoch it knows, which is not the newest. It must not be
 // fenced by itself.
 func TestAProducerThatMissedAnAnswerComesBack(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Producer is an incarnation of a producer on a topic. Its batches are stored in the order of its Append calls,
@@ -49,7 +50,8 @@ func nextEpoch(newest, asked uint64) (uint64, error) {
 // incarnation that was superseded by a new one of its name gets [ErrProducerFenced]. The epoch is above every one seen,
 // and whoever held the name before takes no more batches: with [ErrProducerFenced], or with [ErrProducerReplaced] if it
 // was the same incarnation. With dedup, the producer's stored sequence is known when OpenProducer returns, which may have
-// to read the snapshot and the entries after it first.
+// to read the snapshot and the entries after it first. A new incarnation has it wait for what an older one has under way:
+// that may be stored yet, and its sequences are not to be given to other messages.
 func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, dedup bool) (*Producer, error) {
 	if name == "" || len(name) > frame.MaxProducerName {
 		return nil, fmt.Errorf("open producer: a name has 1 to %d bytes, this one %d", frame.MaxProducerName, len(name))
@@ -94,18 +96,49 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 		p.state = t.dd.get(name)
 		p.state.open++
 		p.state.epoch = p.epoch
-		if p.state.any {
-			p.last = int64(p.state.stored.id)
-			if p.state.stored.chunk != whole {
-				p.last-- // an unfinished large message is to be sent again; its stored chunks are duplicates
-			}
-		}
 	}
 	if t.producers == nil {
 		t.producers = map[string]*Producer{}
 	}
 	t.producers[name] = p
+	if err := p.awaitOlder(ctx, epoch); err != nil {
+		p.release()
+		return nil, fmt.Errorf("open producer %q: %w", name, err)
+	}
 	return p, nil
+}
+
+// awaitOlder returns once nothing is under way of older incarnations than p, a new one if it asked with 0, and notes what
+// is stored then. The topic's lock is held, and given up meanwhile.
+func (p *Producer) awaitOlder(ctx context.Context, asked uint64) error {
+	t, s := p.t, p.state
+	if s == nil {
+		return nil
+	}
+	for asked == 0 && len(s.inflight()) > 0 {
+		if s.drain == nil {
+			s.drain = make(chan struct{})
+		}
+		drain := s.drain
+		t.mu.Unlock()
+		i, err := t.env.Sched.Wait(ctx, sched.Channels{drain, t.c.Lost()})
+		t.mu.Lock()
+		switch {
+		case err != nil:
+			return err //nolint:wrapcheck // the caller does
+		case i == 1:
+			return t.err
+		case p.over != nil:
+			return p.over
+		}
+	}
+	if s.any {
+		p.last = int64(s.stored.id)
+		if s.stored.chunk != whole {
+			p.last-- // an unfinished large message is to be sent again; its stored chunks are duplicates
+		}
+	}
+	return nil
 }
 
 // Epoch returns the incarnation's epoch, to be given when the producer comes back.
@@ -120,6 +153,12 @@ func (p *Producer) Close() {
 	t := p.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	p.release()
+}
+
+// release is Close under the topic's lock.
+func (p *Producer) release() {
+	t := p.t
 	p.leave()
 	if t.producers[string(p.name)] == p {
 		delete(t.producers, string(p.name))
