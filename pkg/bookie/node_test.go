@@ -103,7 +103,7 @@ func (w *town) delete(l meta.Ledger) {
 // await waits until the watched registration of u satisfies holds.
 func (w *town) await(u entry.StorageUUID, holds func(info meta.BookieInfo, registered bool) bool) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		changed := w.cache.Changed(meta.KindBookies)
@@ -425,7 +425,7 @@ func TestGarbageOnEveryPort(t *testing.T) {
 		for _, size := range []int{1 << 10, 1 << 20} {
 			c, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
 			w.check(err)
-			w.check(c.SetDeadline(time.Now().Add(20 * time.Second)))
+			w.check(c.SetDeadline(time.Now().Add(2 * time.Minute)))
 			garbage := make([]byte, size)
 			_, _ = rng.Read(garbage)
 			garbage = append(garbage, "\r\n\r\n"...) // the end of a header, for HTTP

@@ -65,7 +65,7 @@ func TestShutdownUnderLoadLosesNothing(t *testing.T) {
 		}
 	}()
 	<-over
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	w.check(b.Shutdown(ctx))
 	w.check(ctx.Err())

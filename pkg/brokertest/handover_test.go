@@ -29,7 +29,7 @@ func TestDeletingATopicInUseLeavesItsBundleInReach(t *testing.T) {
 	if _, err := k.Admin().DeleteTopic(t.Context(), &brokerv1.DeleteTopicRequest{Topic: "doomed", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if _, err := k.Producer(ctx, "doomed", client.WithProducerName("next")); err != nil {
 		t.Fatal(err)

@@ -234,7 +234,7 @@ func (l *log) append(level ledger.AckLevel) {
 // await waits until cond holds, which is asked after each append that is done.
 func (l *log) await(what string, cond func() bool) {
 	l.t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(2 * time.Minute)
 	for {
 		l.mu.Lock()
 		ok, changed := cond(), l.changed

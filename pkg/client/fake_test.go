@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -115,6 +117,9 @@ func (b *broker) url() string { return "penstock://" + b.addr }
 func (b *broker) start(tb testing.TB, addr string) {
 	tb.Helper()
 	l, err := new(net.ListenConfig).Listen(tb.Context(), "tcp", addr)
+	for errors.Is(err, syscall.EADDRINUSE) { // somebody's connection has had the port meanwhile: not for long
+		l, err = new(net.ListenConfig).Listen(tb.Context(), "tcp", addr)
+	}
 	if err != nil {
 		tb.Fatal(err)
 	}

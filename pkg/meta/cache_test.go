@@ -22,7 +22,7 @@ func newCache(t *testing.T, s *meta.Store) *meta.Cache {
 // await waits until cond holds, looking again after each change of kind: the loop of every consumer.
 func await(t *testing.T, c *meta.Cache, kind meta.Kind, what string, cond func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for {
 		changed := c.Changed(kind)

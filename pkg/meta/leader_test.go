@@ -157,7 +157,7 @@ func TestEtcdLeaderChanges(t *testing.T) {
 	cli, err := embedetcd.NewClient(m.endpoints())
 	check(t, err)
 	defer func() { check(t, cli.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	s := meta.New(cli, "leaders", nil)
 	_, err = s.EnsureCluster(ctx)

@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 
 var clusters atomic.Int64
 
+// leaseTTL is far longer than a busy machine may keep a renewal waiting: no lease here ends by itself.
+const leaseTTL = time.Minute
+
 // host records what is served, and refuses to serve a bundle twice.
 type host struct {
 	mu      sync.Mutex
@@ -97,7 +100,7 @@ func startBroker(t *testing.T, store *meta.Store, id string, probe func(context.
 	if err := cache.Synced(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	session, err := lease.NewSession(t.Context(), etcd.Client(), 2*time.Second, nil)
+	session, err := lease.NewSession(t.Context(), etcd.Client(), leaseTTL, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

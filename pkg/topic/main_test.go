@@ -150,7 +150,7 @@ func (s *sent) wait(tb testing.TB) *sent {
 	tb.Helper()
 	select {
 	case <-s.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		tb.Fatal("a batch is never done")
 	}
 	return s

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -94,11 +95,15 @@ func TestStartFails(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "exit code 5") || !strings.Contains(err.Error(), "no such disk") || p.ExitCode() != 5 {
 		t.Fatalf("%v", err)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var probes atomic.Int32
 	p = shell(t, "sleep 100", func(w http.ResponseWriter, _ *http.Request) {
+		if probes.Add(1) == 2 { // the first answer has been read
+			cancel()
+		}
 		http.Error(w, "warming up", http.StatusServiceUnavailable)
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
 	if err := p.Start(ctx); err == nil || !strings.Contains(err.Error(), "warming up") {
 		t.Fatalf("%v", err)
 	}
