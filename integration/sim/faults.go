@@ -7,8 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -133,8 +131,8 @@ func (w *world) inject(f Fault, span time.Duration) {
 			}
 		}
 	case EtcdAway:
-		w.etcd.away = true
-		w.unlessHealed(span, w.etcdBack)
+		w.etcd.goAway()
+		w.unlessHealed(span, w.etcd.back)
 	case DiskFull:
 		if u, err := k.mem.Usage("/"); err == nil {
 			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
@@ -212,16 +210,6 @@ func (w *world) block(from, to string, span time.Duration) {
 	w.unlessHealed(span, func() { w.net.open(from, to) })
 }
 
-func (w *world) etcdBack() {
-	if !w.etcd.away {
-		return
-	}
-	w.etcd.away = false
-	if w.chance(2) {
-		w.etcd.model.ExtendAll(w.clock()) // another leader
-	}
-}
-
 // restart starts a bookie after a while, unless it runs by then.
 func (w *world) restart(k *bookieProcess, after time.Duration) {
 	w.unlessHealed(after, func() {
@@ -279,9 +267,5 @@ func (w *world) healFaults() {
 			k.bootAgain()
 		}
 	}
-	w.etcdBack()
-}
-
-func compaction(rev int64) *pb.CompactionRequest {
-	return &pb.CompactionRequest{Revision: max(rev, 1)}
+	w.etcd.back()
 }

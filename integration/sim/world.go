@@ -160,7 +160,7 @@ func newWorld(opt Options) *world {
 		{ledger.AckQuorum, ledger.AckOne, ledger.AckNone, ledger.AckAll},
 	}[k.rng.IntN(3)]
 	w.ghost = newGhost(w)
-	w.etcd = &etcd{w: w, model: etcdmodel.New()}
+	w.etcd = &etcd{kernel: k, model: etcdmodel.New(), loss: max(w.opt.Loss, 0), changed: w.changed}
 	w.net = &network{w: w, blocked: map[way]bool{}, stalled: map[way][]func(){}}
 	w.checker = meta.NewOver(direct{model: w.etcd.model}, func(context.Context, time.Duration) {
 		panic("sim: a request that cannot fail is sent again")
@@ -307,7 +307,7 @@ func (w *world) playAndEnd() {
 }
 
 func (w *world) play() {
-	w.after(0, w.leases)
+	w.after(0, w.etcd.tick)
 	for _, tp := range w.topics {
 		w.after(w.between(0, 500*time.Millisecond), func() { pick(w.kernel, w.brokers).take(tp) })
 		w.after(w.pace, func() { w.produce(tp) })
@@ -324,22 +324,6 @@ func (w *world) play() {
 	}
 	w.heal()
 	w.finale()
-}
-
-// leases lets what has run out go.
-func (w *world) leases() {
-	w.after(250*time.Millisecond, w.leases)
-	if w.etcd.away {
-		return
-	}
-	before := w.etcd.model.Revision()
-	w.etcd.model.Advance(w.clock())
-	if now := w.etcd.model.Revision(); now != before {
-		w.changed(nil, before+1)
-		if now%512 < 4 { // as etcd does by itself every now and then
-			_, _ = w.etcd.model.Compact(context.Background(), compaction(now-100))
-		}
-	}
 }
 
 // produce appends at every broker that believes it serves the topic.
@@ -438,7 +422,7 @@ func (w *world) tailRead() {
 }
 
 func (w *world) heal() {
-	w.healed = true
+	w.healed, w.etcd.healed = true, true
 	w.trace("sim", subject{}, "healed")
 	w.healFaults()
 }

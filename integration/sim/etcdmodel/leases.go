@@ -28,7 +28,7 @@ func (m *Model) Grant(now time.Time, id, ttl int64) (int64, error) {
 // KeepAlive renews a lease, and returns its TTL in seconds.
 func (m *Model) KeepAlive(now time.Time, id int64) (int64, error) {
 	l := m.leases[id]
-	if l == nil {
+	if l == nil || !now.Before(l.until) { // one that has run out stays so until it goes
 		return 0, rpctypes.ErrGRPCLeaseNotFound
 	}
 	l.until = now.Add(time.Duration(l.ttl) * time.Second)
@@ -57,6 +57,12 @@ func (m *Model) Keys(id int64) ([]string, bool) {
 		return nil, false
 	}
 	return slices.Sorted(maps.Keys(l.keys)), true
+}
+
+// Leased reports whether there is a lease that has not run out.
+func (m *Model) Leased(now time.Time, id int64) bool {
+	l := m.leases[id]
+	return l != nil && now.Before(l.until)
 }
 
 // Advance ends the leases that have run out by now, oldest id first, and returns them.

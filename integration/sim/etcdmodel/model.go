@@ -40,7 +40,7 @@ type Model struct {
 	compacted int64
 	keys      []string // of which anything is known, sorted
 	history   map[string][]version
-	events    []Event // after compacted, by revision
+	events    []Event // from compacted on, by revision
 	leases    map[int64]*lease
 	nextLease int64
 }
@@ -62,6 +62,9 @@ type lease struct {
 func New() *Model {
 	return &Model{rev: 1, history: map[string][]version{}, leases: map[int64]*lease{}, nextLease: 1}
 }
+
+// Compacted is the oldest revision that can be read, and watched from.
+func (m *Model) Compacted() int64 { return m.compacted }
 
 // Revision is that of the last change.
 func (m *Model) Revision() int64 { return m.rev }
@@ -286,7 +289,7 @@ func clone(kv *mvccpb.KeyValue) *mvccpb.KeyValue {
 // Since returns what a watch of all keys from a revision on would have been told by now, in order. It returns etcd's error for a
 // revision that was compacted; one that is still to come has no events.
 func (m *Model) Since(rev int64) ([]Event, error) {
-	if rev <= m.compacted {
+	if rev < m.compacted {
 		return nil, rpctypes.ErrGRPCCompacted
 	}
 	from, _ := slices.BinarySearchFunc(m.events, rev, func(e Event, rev int64) int { return cmp.Compare(e.KV.ModRevision, rev) })

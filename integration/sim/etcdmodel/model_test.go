@@ -314,6 +314,20 @@ func (r *run) grant() {
 	r.log = append(r.log, fmt.Sprint("grant ", id))
 }
 
+func (r *run) renew() {
+	if len(r.leases) == 0 {
+		return
+	}
+	id := r.leases[r.rng.IntN(len(r.leases))]
+	resp, err := etcd.Client().KeepAliveOnce(r.t.Context(), clientv3.LeaseID(id))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if mine, err := r.model.KeepAlive(epoch, id); err != nil || mine != resp.TTL {
+		r.fail("keep alive: the model says %d, %v, etcd %d", mine, err, resp.TTL)
+	}
+}
+
 func (r *run) endLease() {
 	if len(r.leases) == 0 {
 		return
@@ -360,20 +374,24 @@ func (r *run) endLease() {
 	if _, err := r.model.KeepAlive(epoch, id); !errors.Is(err, rpctypes.ErrGRPCLeaseNotFound) {
 		r.fail("keep alive of a lease that is gone: %v", err)
 	}
+	if _, err := etcd.Client().KeepAliveOnce(r.t.Context(), clientv3.LeaseID(id)); !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		r.fail("etcd, keep alive of a lease that is gone: %v", err)
+	}
 }
 
 // watch compares what a watch from a past revision on delivers.
 func (r *run) watch(from int64) {
 	mine, err := r.model.Since(from)
-	if errors.Is(err, rpctypes.ErrGRPCCompacted) {
-		return
-	}
-	if err != nil {
-		r.fail("since %d: %v", from, err)
-	}
-	ctx, cancel := context.WithTimeout(r.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	defer cancel()
 	w := etcd.Client().Watch(ctx, r.prefix, clientv3.WithPrefix(), clientv3.WithRev(from+r.base), clientv3.WithPrevKV())
+	if err != nil {
+		resp := <-w
+		if !errors.Is(err, rpctypes.ErrGRPCCompacted) || resp.Err() == nil || resp.CompactRevision != r.model.Compacted()+r.base {
+			r.fail("watch from %d, compacted is %d: the model says %v, etcd %v at %d", from, r.model.Compacted(), err, resp.Err(), resp.CompactRevision-r.base)
+		}
+		return
+	}
 	for i := 0; i < len(mine); {
 		resp, ok := <-w
 		if !ok || resp.Err() != nil {
@@ -434,12 +452,16 @@ func TestAnswersAsEtcdDoes(t *testing.T) {
 					})
 				case n == 37:
 					r.endLease()
+				case n == 38:
+					r.renew()
 				default:
 					r.grant()
 				}
 			}
-			for range 3 {
-				r.watch(1 + r.rng.Int64N(r.model.Revision()))
+			r.watch(1 + r.rng.Int64N(r.model.Revision()))
+			if c := r.model.Compacted(); c > 1 {
+				r.watch(c - 1)
+				r.watch(c)
 			}
 			for len(r.leases) > 0 {
 				r.endLease()

@@ -103,7 +103,7 @@ func (m *Model) Compact(_ context.Context, r *pb.CompactionRequest, _ ...grpc.Ca
 		return nil, rpctypes.ErrGRPCFutureRev
 	}
 	m.compacted = r.Revision
-	from, _ := slices.BinarySearchFunc(m.events, m.compacted+1, func(e Event, rev int64) int { return int(e.KV.ModRevision - rev) })
+	from, _ := slices.BinarySearchFunc(m.events, m.compacted, func(e Event, rev int64) int { return int(e.KV.ModRevision - rev) })
 	m.events = slices.Clone(m.events[from:])
 	m.keys = slices.DeleteFunc(m.keys, func(key string) bool {
 		h := m.history[key]
