@@ -53,6 +53,10 @@ test-powercut: build ## hundreds of power cuts on ext4 and XFS, into docs/result
 	go test -count=1 -timeout 40m ./integration/powercut -cuts $(or $(CUTS),300) -results $(CURDIR)/docs/results/power-cuts.md
 	go test -count=1 -timeout 40m ./integration -run 'TestPowerCut$$' -powercuts $(or $(BOOKIE_CUTS),36) -powercuts.results $(CURDIR)/docs/results/power-cuts-bookies.md
 
+.PHONY: test-faults
+test-faults: build ## every fault against every workload, CELL a cell, into docs/results; needs root, strace, an hour
+	nice go test -count=1 -timeout 4h ./integration/faults -run Matrix -full -for $(or $(CELL),60s) -results $(CURDIR)/docs/results/faults.md
+
 .PHONY: check
 check: tools ## linters, buf lint, generated code and go.mod up to date
 	"$(TOOLBIN)/golangci-lint" run --allow-parallel-runners ./...

@@ -2,36 +2,23 @@ package integration
 
 import (
 	"context"
-	"io"
-	"net"
-	"sync"
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/integration/relay"
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/workload/process"
 )
 
 func (w *town) etcdLeader() *process.Process {
 	w.Helper()
-	k, err := clientv3.New(clientv3.Config{Endpoints: w.c.Endpoints(), Logger: zap.NewNop()})
+	p, err := w.c.EtcdLeader(w.ctx)
 	w.check(err)
-	defer func() { w.check(k.Close()) }()
-	for _, p := range w.c.Etcds {
-		status, err := k.Status(w.ctx, p.Addr)
-		w.check(err)
-		if status.Leader == status.Header.MemberId {
-			return p
-		}
-	}
-	w.Fatal("etcd has no leader")
-	return nil
+	return p
 }
 
 // dial connects the generated client, with the stock codec, to one broker.
@@ -54,17 +41,17 @@ func frameOf(producer string, sequence uint64, value []byte) []byte {
 const leaseTTL = 2 * time.Second
 
 // behindProxy makes a town whose first broker, which serves everything, reaches etcd through a line that can be cut.
-func behindProxy(t *testing.T) (*town, *proxy) {
+func behindProxy(t *testing.T) (*town, *relay.Relay) {
 	t.Helper()
-	var line *proxy
+	var line *relay.Relay
 	w := prepare(t, process.Config{
 		BrokerArgs: []string{"--lease-ttl", leaseTTL.String()},
-		BrokerEtcd: func(i int, endpoints []string) []string {
-			if i > 0 {
+		Etcd: func(name string, endpoints []string) []string {
+			if name != "broker-1" {
 				return nil
 			}
-			line = newProxy(t, endpoints[0])
-			return []string{line.addr()}
+			line = relay.New(t, endpoints[0])
+			return []string{line.Addr()}
 		},
 	})
 	for _, p := range append(w.c.Etcds, w.c.Bookies...) {
@@ -107,7 +94,7 @@ func frozenOwner(t *testing.T, deaf bool) {
 	watch := run.Watch()
 	w.check(zombie.Pause())
 	if deaf { // from now on: later, the news would lie in its socket
-		line.cut()
+		line.Cut()
 	}
 	w.more(run, 500)
 	w.Logf("publish gap after SIGSTOP of the owner: %v", watch.Stop())
@@ -145,7 +132,7 @@ func frozenOwner(t *testing.T, deaf bool) {
 		t.Error("the zombie did not try to write, so nothing has refused it")
 	}
 	w.more(run, 1000)
-	line.heal()
+	line.Heal()
 	if w.owner() != heir {
 		t.Error("the topic moved to a broker that only came back")
 	}
@@ -175,7 +162,7 @@ func TestOwnerCutOffFromEtcd(t *testing.T) {
 		t.Fatal("the topic moved to a broker that only joined")
 	}
 	watch := run.Watch()
-	line.cut()
+	line.Cut()
 	lookup := brokerv1.NewLookupClient(w.dial(other))
 	w.until("the other broker serves the topic", func() bool {
 		ctx, cancel := context.WithTimeout(w.ctx, time.Second)
@@ -185,99 +172,8 @@ func TestOwnerCutOffFromEtcd(t *testing.T) {
 	})
 	w.more(run, 1000)
 	w.Logf("publish gap of an owner cut off from etcd: %v", watch.Stop())
-	line.heal()
+	line.Heal()
 	w.until("the broker that was cut off serves again", func() bool { return cut.WaitReady(w.ctx) == nil })
 	w.more(run, 500)
 	w.finish(run)
-}
-
-// proxy carries TCP connections to one address, until it is cut: then it drops what there is and refuses what comes.
-type proxy struct {
-	listener net.Listener
-	to       string
-	done     sync.WaitGroup
-
-	mu     sync.Mutex
-	broken bool
-	conns  map[net.Conn]bool
-}
-
-func newProxy(t *testing.T, to string) *proxy {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{listener: l, to: to, conns: make(map[net.Conn]bool)}
-	p.done.Go(p.serve)
-	t.Cleanup(func() {
-		_ = l.Close()
-		p.cut()
-		p.done.Wait()
-	})
-	return p
-}
-
-func (p *proxy) addr() string { return p.listener.Addr().String() }
-
-func (p *proxy) serve() {
-	for {
-		in, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		out, err := net.Dial("tcp", p.to)
-		if err != nil {
-			_ = in.Close()
-			continue
-		}
-		if !p.keep(in, out) {
-			continue
-		}
-		for _, pair := range [][2]net.Conn{{in, out}, {out, in}} {
-			p.done.Go(func() {
-				_, _ = io.Copy(pair[0], pair[1])
-				p.drop(in, out)
-			})
-		}
-	}
-}
-
-func (p *proxy) keep(conns ...net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range conns {
-		if p.broken {
-			_ = c.Close()
-			continue
-		}
-		p.conns[c] = true
-	}
-	return !p.broken
-}
-
-func (p *proxy) drop(conns ...net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range conns {
-		_ = c.Close()
-		delete(p.conns, c)
-	}
-}
-
-func (p *proxy) cut() {
-	p.mu.Lock()
-	p.broken = true
-	var all []net.Conn
-	for c := range p.conns {
-		all = append(all, c)
-	}
-	p.mu.Unlock()
-	p.drop(all...)
-}
-
-func (p *proxy) heal() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.broken = false
 }

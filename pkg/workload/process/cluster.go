@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Config says what to start.
@@ -29,8 +30,8 @@ type Config struct {
 	// Place, when set, says where a process, by its name, runs: the address of its host, and the command that starts a
 	// program there, nil for none. It is the loopback interface otherwise.
 	Place func(name string) (host string, command []string)
-	// BrokerEtcd, when set, gives the etcd endpoints that a broker is told; nil keeps the real ones.
-	BrokerEtcd func(index int, endpoints []string) []string
+	// Etcd, when set, gives the etcd endpoints that a broker or a bookie, by its name, is told; nil keeps the real ones.
+	Etcd func(name string, endpoints []string) []string
 }
 
 // Cluster is etcd, bookies and brokers. The slices do not change; their processes may be killed and started.
@@ -150,7 +151,7 @@ func (c *Cluster) addBookies(ctx context.Context, cfg Config, n int) error {
 			}
 		}
 		args := []string{
-			"--bookie-id", name, "--host-label", name, "--data-dir", dir, "--etcd", strings.Join(c.Endpoints(), ","),
+			"--bookie-id", name, "--host-label", name, "--data-dir", dir, "--etcd", strings.Join(cfg.endpoints(c, name), ","),
 			"--listen", a[0], "--grpc-listen", a[1], "--http", a[2], "--advertise", host,
 		}
 		args = append(args, cfg.BookieArgs...)
@@ -171,18 +172,39 @@ func (c *Cluster) addBrokers(ctx context.Context, cfg Config, n int) error {
 		if err != nil {
 			return err
 		}
-		endpoints := c.Endpoints()
-		if cfg.BrokerEtcd != nil {
-			if e := cfg.BrokerEtcd(i, endpoints); e != nil {
-				endpoints = e
-			}
-		}
 		args := []string{
-			"--broker-id", name, "--etcd", strings.Join(endpoints, ","), "--listen", a[0], "--http", a[1], "--advertise", host,
+			"--broker-id", name, "--etcd", strings.Join(cfg.endpoints(c, name), ","), "--listen", a[0], "--http", a[1], "--advertise", host,
 		}
 		c.Brokers = append(c.Brokers, c.process(cfg, "broker", name, a[0], a[1], append(args, cfg.BrokerArgs...)...))
 	}
 	return nil
+}
+
+// endpoints are what a process is told.
+func (cfg Config) endpoints(c *Cluster, name string) []string {
+	endpoints := c.Endpoints()
+	if cfg.Etcd != nil {
+		if e := cfg.Etcd(name, endpoints); e != nil {
+			return e
+		}
+	}
+	return endpoints
+}
+
+// EtcdLeader returns the etcd that leads the others, by what it says itself.
+func (c *Cluster) EtcdLeader(ctx context.Context) (*Process, error) {
+	for {
+		for _, p := range c.Etcds {
+			if v, err := p.Metric(ctx, "etcd_server_is_leader"); err == nil && v == 1 {
+				return p, nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("find etcd's leader: %w", ctx.Err())
+		case <-time.After(pollInterval):
+		}
+	}
 }
 
 // Endpoints returns etcd's client addresses.

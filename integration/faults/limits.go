@@ -1,0 +1,273 @@
+//go:build linux
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-mq/penstock/pkg/client"
+	"github.com/penstock-mq/penstock/pkg/workload"
+	"github.com/penstock-mq/penstock/pkg/workload/process"
+)
+
+// Faults of what a process may use, and of its calls to the kernel.
+
+// inject has strace change what a process's system calls do, until the caller ends it.
+func (s *site) inject(p *process.Process, calls, what string) (end func(), err error) {
+	//nolint:gosec // of a fixed set
+	cmd := exec.CommandContext(s.ctx, "strace", "-f", "-q", "-o", "/dev/null", "-e", "trace="+calls, "-e", "inject="+calls+":"+what, "-p", strconv.Itoa(p.PID()))
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it lets go
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("run strace, which this cell needs: %w", err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = cmd.Wait() // it ends with the process, or is told to
+	}()
+	end = func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		<-done
+	}
+	attached := func(context.Context) bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+		select {
+		case <-done:
+			return true
+		default:
+		}
+		return err == nil && !strings.Contains(string(text), "TracerPid:\t0\n")
+	}
+	if err := s.until("strace has attached", attached); err != nil {
+		end()
+		return nil, err
+	}
+	return end, nil
+}
+
+const groups = "/sys/fs/cgroup"
+
+// group is a control group, of the kernel's first kind.
+type group struct{ dir string }
+
+var madeGroups atomic.Uint32
+
+// group puts processes into a control group of their own, once, until the cell has ended.
+func (s *site) group(controller string, all ...*process.Process) (group, error) {
+	var members []string
+	for _, p := range all {
+		members = append(members, strconv.Itoa(p.PID()))
+	}
+	key := controller + " " + strings.Join(members, " ")
+	if dir, ok := s.groups[key]; ok {
+		return group{dir}, nil
+	}
+	sweepGroups(controller)
+	g := group{filepath.Join(groups, controller, fmt.Sprintf("penstock-%d-%d", os.Getpid(), madeGroups.Add(1)))}
+	if err := os.Mkdir(g.dir, 0o750); err != nil {
+		return g, fmt.Errorf("make a control group, which this cell needs: %w", err)
+	}
+	s.Cleanup(func() {
+		for range 100 { // processes that end are in it for a moment
+			if os.Remove(g.dir) == nil {
+				return
+			}
+			time.Sleep(pollInterval)
+		}
+	})
+	for _, p := range all {
+		if err := g.set("cgroup.procs", strconv.Itoa(p.PID())); err != nil {
+			return g, err
+		}
+	}
+	if s.groups == nil {
+		s.groups = make(map[string]string)
+	}
+	s.groups[key] = g.dir
+	return g, nil
+}
+
+// sweepGroups removes the groups of processes that are gone.
+func sweepGroups(controller string) {
+	left, _ := filepath.Glob(filepath.Join(groups, controller, "penstock-*"))
+	for _, dir := range left {
+		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), "penstock-"), "-")
+		if _, err := os.Stat("/proc/" + pid); os.IsNotExist(err) {
+			_ = os.Remove(dir)
+		}
+	}
+}
+
+func (g group) set(name, value string) error {
+	if err := os.WriteFile(filepath.Join(g.dir, name), []byte(value), 0); err != nil {
+		return fmt.Errorf("set %s to %s: %w", name, value, err)
+	}
+	return nil
+}
+
+// deviceOf names the block device of a directory's file system as control groups do.
+func deviceOf(dir string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return "", fmt.Errorf("find the device of %s: %w", dir, err)
+	}
+	return fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)), nil
+}
+
+// starveCPU lets all brokers and bookies share a fifth of a core.
+func starveCPU(s *site) error {
+	g, err := s.group("cpu", append(append([]*process.Process(nil), s.c.Brokers...), s.c.Bookies...)...)
+	if err != nil {
+		return err
+	}
+	if err := g.set("cpu.cfs_quota_us", "20000"); err != nil {
+		return err
+	}
+	err = s.hold(5 * time.Second)
+	return errors.Join(err, g.set("cpu.cfs_quota_us", "-1"))
+}
+
+// starveFiles lets the owner, and a bookie, open hardly one file or connection more, while many connections come.
+func starveFiles(s *site) error {
+	owner, err := s.owner()
+	if err != nil {
+		return err
+	}
+	bookie, err := s.victim()
+	if err != nil {
+		return err
+	}
+	for _, p := range []*process.Process{owner, bookie} {
+		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
+		if err != nil {
+			return err
+		}
+		var before unix.Rlimit
+		few := unix.Rlimit{Cur: uint64(len(open) + 3)}
+		if err := unix.Prlimit(p.PID(), unix.RLIMIT_NOFILE, nil, &before); err != nil {
+			return err
+		}
+		few.Max = before.Max
+		if err := unix.Prlimit(p.PID(), unix.RLIMIT_NOFILE, &few, nil); err != nil {
+			return err
+		}
+		defer func() { _ = unix.Prlimit(p.PID(), unix.RLIMIT_NOFILE, &before, nil) }() // unless it has ended
+	}
+	for range 20 {
+		if c, err := (&net.Dialer{Timeout: time.Second}).DialContext(s.ctx, "tcp", owner.Addr); err == nil {
+			defer c.Close()
+		}
+	}
+	return s.hold(5 * time.Second)
+}
+
+// overload publishes far more than the cluster can take, with little patience.
+func overload(s *site) error {
+	const hasty = time.Second
+	ctx, cancel := context.WithTimeout(s.ctx, 6*time.Second)
+	defer cancel()
+	p, err := s.client.Producer(ctx, keeping+"/flood", client.WithMaxPending(2000, 64<<20))
+	if err != nil {
+		return nil // it is overloaded indeed
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(s.ctx, 2*hasty)
+		defer cancel()
+		_ = p.Close(closing) // with what is on its way
+	}()
+	body := make([]byte, 32<<10)
+	for ctx.Err() == nil {
+		began := time.Now()
+		life, end := context.WithTimeout(ctx, hasty)
+		_, err := p.Publish(life, &client.Message{Value: body})
+		end()
+		var e *client.Error
+		if err != nil && ctx.Err() == nil {
+			if !errors.As(err, &e) {
+				return fmt.Errorf("not a typed error: %w", err)
+			}
+			s.expect(time.Since(began) < 2*hasty, "a message with %v to live was answered after %v", hasty, time.Since(began).Round(100*time.Millisecond))
+		}
+		for range 200 {
+			r := p.PublishAsync(ctx, &client.Message{Value: body})
+			select {
+			case <-r.Done():
+			default:
+			}
+		}
+	}
+	return nil
+}
+
+// memoryLimit is what each process may use, in MiB.
+const memoryLimit = 256
+
+// inLittleMemory gives processes small budgets.
+func inLittleMemory(_ *site, cfg *process.Config) {
+	cfg.BrokerArgs = append(cfg.BrokerArgs, "--publish-mib", "24", "--cache-mib", "16", "--read-mib", "16")
+	cfg.BookieArgs = append(cfg.BookieArgs, "--in-flight-mib", "24", "--cache-mib", "16", "--index-mib", "8")
+	cfg.Place = func(string) (string, []string) {
+		return "127.0.0.1", []string{"env", fmt.Sprintf("GOMEMLIMIT=%dMiB", memoryLimit*3/4)}
+	}
+}
+
+// starveMemory bounds the memory of brokers and bookies, and has one bookie stand still and one consumer take nothing while
+// large messages are published.
+func starveMemory(s *site) error {
+	for _, p := range append(append([]*process.Process(nil), s.c.Brokers...), s.c.Bookies...) {
+		g, err := s.group("memory", p)
+		if err != nil {
+			return err
+		}
+		if err := g.set("memory.limit_in_bytes", strconv.Itoa(memoryLimit<<20)); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	const topic = "public/default/large"
+	idle, err := s.client.Subscribe(ctx, topic, "idle", client.WithStart(client.Earliest()), client.WithPrefetch(10, 1<<20))
+	if err != nil {
+		return err
+	}
+	p, err := s.victim()
+	if err != nil {
+		return err
+	}
+	run, err := workload.Start(s.ctx, s.client, workload.Config{Topic: topic, Size: 64 << 10, Rate: 200, Timeout: patience})
+	if err != nil {
+		return err
+	}
+	if err := s.stop(p, 5*time.Second); err != nil {
+		return err
+	}
+	run.StopProducing()
+	report, err := run.Wait(ctx)
+	if err == nil && report.Acknowledged != report.Sent {
+		err = fmt.Errorf("of the large messages, %v", report)
+	}
+	most := 0.0
+	for _, p := range append(append([]*process.Process(nil), s.c.Brokers...), s.c.Bookies...) {
+		if !p.Running() {
+			return fmt.Errorf("%s did not live on %d MiB", p.Name, memoryLimit)
+		}
+		if v, metricErr := p.Metric(ctx, "process_resident_memory_bytes"); metricErr == nil {
+			most = max(most, v)
+		}
+	}
+	s.goal = fmt.Sprintf("most resident: %.0f MiB of %d", most/(1<<20), memoryLimit)
+	s.expect(most <= memoryLimit<<20, "more memory than the limit")
+	return errors.Join(err, idle.Unsubscribe(ctx))
+}
