@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -64,6 +65,7 @@ func (b *bookieProcess) config() ledgerstore.Config {
 // boot starts the process: the store recovers what the disk has, and what it says is held against what was promised.
 func (b *bookieProcess) boot() {
 	b.start()
+	b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
 	b.waiting, b.waits = map[entry.LedgerID][]*pendingAdd{}, nil
 	hits := b.diskErrors()
 	store, err := ledgerstore.OpenByHand(b.config(), b.disk)
@@ -80,7 +82,7 @@ func (b *bookieProcess) boot() {
 	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
 	b.w.ghost.booted(b, loss)
 	if loss.All {
-		b.spawn(b.endLoss)
+		b.sched.Go(b.endLoss)
 	}
 	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Now: b.w.clock},
 		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
@@ -90,9 +92,8 @@ func (b *bookieProcess) boot() {
 }
 
 // endLoss puts what this disk may have lost in limbo: what the metadata place here and is not closed.
-func (b *bookieProcess) endLoss(t *task) {
-	store := b.store
-	ctx := t.context(0, nil)
+func (b *bookieProcess) endLoss() {
+	store, ctx := b.store, context.Background()
 	ids, err := b.meta.LedgersOn(ctx, b.uuid)
 	if err != nil {
 		return
@@ -121,9 +122,11 @@ func (b *bookieProcess) endLoss(t *task) {
 
 // collect makes a pass of garbage collection, and compacts, every now and then.
 func (b *bookieProcess) collect() {
-	b.spawn(func(t *task) {
+	b.sched.Go(func() {
 		store := b.store
-		p, err := b.collector.Pass(t.context(b.w.now+admissionTime, nil))
+		ctx, cancel := b.sched.WithTimeout(context.Background(), admissionTime)
+		defer cancel()
+		p, err := b.collector.Pass(ctx)
 		if b.store != store {
 			return
 		}
@@ -286,12 +289,12 @@ func (b *bookieProcess) admit(x *pendingAdd) {
 	b.waiting[x.Ledger] = append(b.waiting[x.Ledger], x)
 	if !running {
 		ledger := x.Ledger
-		b.after(0, func() { b.spawn(func(t *task) { b.runAdmission(t, ledger) }) })
+		b.sched.Go(func() { b.runAdmission(ledger) })
 	}
 }
 
 // runAdmission reads a ledger's record, once for all adds that came before the read began.
-func (b *bookieProcess) runAdmission(t *task, ledger entry.LedgerID) {
+func (b *bookieProcess) runAdmission(ledger entry.LedgerID) {
 	for {
 		round := b.waiting[ledger]
 		if len(round) == 0 {
@@ -299,7 +302,9 @@ func (b *bookieProcess) runAdmission(t *task, ledger entry.LedgerID) {
 			return
 		}
 		b.waiting[ledger] = nil
-		l, err := b.meta.GetLedger(t.context(b.w.now+admissionTime, nil), ledger)
+		ctx, cancel := b.sched.WithTimeout(context.Background(), admissionTime)
+		l, err := b.meta.GetLedger(ctx, ledger)
+		cancel()
 		for _, x := range round {
 			switch {
 			case errors.Is(err, meta.ErrNotFound):
@@ -327,7 +332,7 @@ func (b *bookieProcess) stored(x *pendingAdd, err error) {
 		b.waiting[x.Ledger] = append(b.waiting[x.Ledger], x)
 		if !running {
 			ledger := x.Ledger
-			b.after(0, func() { b.spawn(func(t *task) { b.runAdmission(t, ledger) }) })
+			b.sched.Go(func() { b.runAdmission(ledger) })
 		}
 		return
 	}
@@ -443,6 +448,15 @@ func (b *bookieProcess) wakeWaits() {
 		}
 	}
 	b.waits = kept
+}
+
+// has reports whether the disk has an entry with that body.
+func (b *bookieProcess) has(l entry.LedgerID, e entry.EntryID, body []byte) bool {
+	if b.store == nil {
+		return false
+	}
+	got, err := b.store.Read(context.Background(), bookiewire.Read{Ledger: l, First: e, Stride: 1, MaxEntries: 1, MaxBytes: 1})
+	return err == nil && bytes.Equal(got.Entries[0].Body, body)
 }
 
 // codeOf is the class of an answer.

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -8,14 +9,15 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/penstock-mq/penstock/pkg/bookiewire"
+	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/quorum"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
-// broker is a broker's process: its lease, the bundles it took, and their topics' chains.
+// broker is a broker's process: its lease, the bundles it took, and their topics. What is below the line is of one life.
 type broker struct {
 	process
 	w     *world
@@ -25,37 +27,43 @@ type broker struct {
 
 	lease    int64 // 0: none
 	deadline time.Duration
-	owned    map[int]entry.Epoch // by topic
-	chains   map[int]*chainRun
+	owned    map[int]*holding // by topic
 	taking   map[int]bool
-	links    map[linkKey]*link
-	opened   []*link // all of links, in the order made
-	ids      idBlock
+	client   *bookieClient
+	env      chain.Env          // for all chains of the process
 	view     []ledger.Candidate // as of the last look
 	viewAt   time.Duration
 }
 
-type linkKey struct {
-	to   entry.StorageUUID
-	adds bool
-}
-
-type idBlock struct {
-	next entry.LedgerID
-	left int
+// holding is a bundle that the broker owns, or believes to own.
+type holding struct {
+	epoch  entry.Epoch
+	ctx    context.Context //nolint:containedctx // ends with the holding
+	cancel context.CancelFunc
+	served service // nil while it is being opened
 }
 
 const (
-	leaseTTL   = 4 * time.Second
-	viewEvery  = 200 * time.Millisecond
-	blockOfIDs = 4
+	leaseTTL     = 4 * time.Second
+	viewEvery    = 200 * time.Millisecond
+	blockOfIDs   = 4
+	openPatience = 10 * time.Second
 )
 
 func (b *broker) boot() {
 	b.start()
+	b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
 	b.lease, b.deadline = 0, 0
-	b.owned, b.chains, b.taking = map[int]entry.Epoch{}, map[int]*chainRun{}, map[int]bool{}
-	b.links, b.opened, b.ids, b.view, b.viewAt = map[linkKey]*link{}, nil, idBlock{}, nil, -time.Hour
+	b.owned, b.taking = map[int]*holding{}, map[int]bool{}
+	b.view, b.viewAt = nil, -time.Hour
+	b.client = newBookieClient(b)
+	b.env = chain.Env{
+		Ledger: ledger.Env{
+			Bookies: b.client, Candidates: b.candidates, Ticker: ledger.NewTicker(0), MayAckEarly: b.leaseHolds,
+			Config: b.w.ledgerConfig(), Sched: b.sched,
+		},
+		Meta: b.meta, IDs: chain.NewIDs(b.meta, blockOfIDs), Sched: b.sched,
+	}
 	b.w.trace(b.name, subject{}, "up")
 	b.keepLease()
 }
@@ -65,7 +73,7 @@ func (b *broker) crash(why string) {
 		return
 	}
 	b.w.trace(b.name, subject{}, "dies: %s", why)
-	for _, l := range b.opened {
+	for _, l := range b.client.opened {
 		if c := l.conn; c != nil {
 			l.conn = nil
 			c.back.broken = true
@@ -116,152 +124,146 @@ func (b *broker) candidates() []ledger.Candidate {
 	return b.view
 }
 
-func (b *broker) link(to entry.StorageUUID, adds bool) *link {
-	k := linkKey{to, adds}
-	l := b.links[k]
-	if l == nil {
-		l = &link{n: b.w.net, from: b, to: to, adds: adds}
-		b.links[k] = l
-		b.opened = append(b.opened, l)
-	}
-	return l
-}
-
-func (b *broker) request(to entry.StorageUUID, r *request) { b.link(to, false).ask(r) }
-
-// nextLedger hands out ledger ids from blocks.
-func (b *broker) nextLedger(ctx context.Context, above entry.LedgerID) (entry.LedgerID, error) {
-	for b.ids.left == 0 || b.ids.next <= above {
-		first, err := b.meta.ReserveLedgerIDs(ctx, blockOfIDs)
-		if err != nil {
-			return 0, err
-		}
-		b.ids = idBlock{first, blockOfIDs}
-	}
-	id := b.ids.next
-	b.ids.next++
-	b.ids.left--
-	return id, nil
-}
-
-// take makes this broker the owner of a topic's bundle, in place of whoever is, and opens the topic's chain.
+// take makes this broker the owner of a topic's bundle, in place of whoever is, and serves the topic.
 func (b *broker) take(tp *topic) {
 	if !b.up || b.taking[tp.index] {
 		return
 	}
 	b.taking[tp.index] = true
-	b.spawn(func(t *task) {
-		defer func() { delete(b.taking, tp.index) }()
-		ctx := t.context(b.w.now+20*time.Second, nil)
-		if b.lease == 0 {
-			t.sleep(leaseTTL / 2)
-		}
-		cur, err := b.meta.GetOwner(ctx, tp.bundle)
-		if err != nil {
-			return
-		}
-		expect := meta.ExpectNone()
-		if cur.Epoch > 0 {
-			expect = meta.ExpectOwner(cur)
-		}
-		if cur.Broker == b.name && b.chains[tp.index] != nil && b.owned[tp.index] == cur.Epoch {
-			return // it is ours, and served
-		}
-		owner, err := b.meta.TakeBundle(ctx, tp.bundle, meta.BrokerInfo{ID: b.name}, clientv3.LeaseID(b.lease), expect)
-		if err != nil {
-			var conflict *meta.OwnerConflictError
-			if !errors.As(err, &conflict) {
-				b.w.trace(b.name, subject{topic: tp.index + 1}, "takes topic %d: fails", tp.index)
-			}
-			return
-		}
-		b.w.trace(b.name, subject{topic: tp.index + 1}, "owns topic %d with epoch %d", tp.index, owner.Epoch)
-		if old := b.chains[tp.index]; old != nil {
-			old.shutdown()
-			delete(b.chains, tp.index)
-		}
-		b.owned[tp.index] = owner.Epoch
-		b.open(t, tp, meta.Guard{Bundle: tp.bundle, Epoch: owner.Epoch})
-	})
+	b.sched.Go(func() { b.takeBundle(tp) })
 }
 
-func (b *broker) open(t *task, tp *topic, guard meta.Guard) {
-	for b.owned[tp.index] == guard.Epoch {
-		c, err := b.openChain(t, tp, guard)
-		if err == nil {
-			if b.owned[tp.index] == guard.Epoch {
-				b.w.trace(b.name, subject{topic: tp.index + 1}, "serves topic %d with epoch %d from offset %d", tp.index, guard.Epoch, c.core.NextOffset())
-				b.chains[tp.index] = c
-			}
-			return
-		}
-		if errors.Is(err, meta.ErrEpoch) {
-			b.drop(tp, guard.Epoch)
-			return
-		}
-		t.sleep(b.w.between(100*time.Millisecond, time.Second))
+func (b *broker) takeBundle(tp *topic) {
+	defer func() { delete(b.taking, tp.index) }()
+	ctx, cancel := b.sched.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if b.lease == 0 {
+		_ = sched.Sleep(ctx, b.sched, leaseTTL/2)
 	}
-}
-
-func (b *broker) drop(tp *topic, epoch entry.Epoch) {
-	if b.owned[tp.index] == epoch {
-		delete(b.owned, tp.index)
-	}
-}
-
-// onChainLost drops the chain. If the bundle is still this broker's, the topic is opened again.
-func (b *broker) onChainLost(c *chainRun) {
-	if b.chains[c.topic.index] != c {
+	cur, err := b.meta.GetOwner(ctx, tp.bundle)
+	if err != nil {
 		return
 	}
-	delete(b.chains, c.topic.index)
-	b.after(b.w.between(10*time.Millisecond, 300*time.Millisecond), func() {
-		if b.owned[c.topic.index] != c.guard.Epoch || b.chains[c.topic.index] != nil {
+	expect := meta.ExpectNone()
+	if cur.Epoch > 0 {
+		expect = meta.ExpectOwner(cur)
+	}
+	old := b.owned[tp.index]
+	if cur.Broker == b.name && old != nil && old.epoch == cur.Epoch {
+		return // it is ours
+	}
+	owner, err := b.meta.TakeBundle(ctx, tp.bundle, meta.BrokerInfo{ID: b.name}, clientv3.LeaseID(b.lease), expect)
+	if err != nil {
+		var conflict *meta.OwnerConflictError
+		if !errors.As(err, &conflict) {
+			b.w.trace(b.name, topicSubject(tp), "takes topic %d: fails", tp.index)
+		}
+		return
+	}
+	b.w.trace(b.name, topicSubject(tp), "owns topic %d with epoch %d", tp.index, owner.Epoch)
+	b.own(tp, owner.Epoch)
+}
+
+// own serves a topic with a new epoch.
+func (b *broker) own(tp *topic, epoch entry.Epoch) {
+	if old := b.owned[tp.index]; old != nil {
+		b.disown(tp, old)
+	}
+	h := &holding{epoch: epoch}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	b.owned[tp.index] = h
+	b.sched.Go(func() { b.serve(tp, h) })
+}
+
+// disown drops a topic. It is called in a task, and may wait.
+func (b *broker) disown(tp *topic, h *holding) {
+	if b.owned[tp.index] == h {
+		delete(b.owned, tp.index)
+	}
+	h.cancel()
+	if h.served != nil {
+		h.served.shutdown()
+	}
+}
+
+// serve opens a topic, and again whenever it is lost while the bundle is held.
+func (b *broker) serve(tp *topic, h *holding) {
+	for h.ctx.Err() == nil {
+		s, err := tp.kind.open(h.ctx, b, tp, meta.Guard{Bundle: tp.bundle, Epoch: h.epoch})
+		switch {
+		case err == nil:
+			if h.ctx.Err() != nil {
+				s.shutdown()
+				return
+			}
+			h.served = s
+			b.w.trace(b.name, topicSubject(tp), "serves topic %d with epoch %d", tp.index, h.epoch)
+			_, _ = b.sched.Wait(h.ctx, sched.Channels{s.lost()})
+			if h.ctx.Err() != nil {
+				return // whoever ended it shuts the service down
+			}
+			b.w.trace(b.name, topicSubject(tp), "topic %d with epoch %d is lost", tp.index, h.epoch)
+			h.served = nil
+			s.shutdown()
+		case errors.Is(err, meta.ErrEpoch):
+			b.disown(tp, h)
 			return
 		}
-		b.spawn(func(t *task) { b.open(t, c.topic, c.guard) })
-	})
-}
-
-// readEntry reads one entry from any bookie of its write set.
-func (b *broker) readEntry(t *task, l meta.Ledger, e entry.EntryID) ([]byte, error) {
-	f := ledger.FragmentOf(l.Fragments, e)
-	q := quorumOf(l.Replication, f.Slots)
-	var slots []int
-	q.WriteSet(e).Each(func(i int) { slots = append(slots, i) })
-	b.w.rng.Shuffle(len(slots), func(i, j int) { slots[i], slots[j] = slots[j], slots[i] })
-	for _, i := range slots {
-		got, err := b.readFrom(t, f.Slots[i].UUID, bookiewire.Read{Ledger: l.ID, First: e, Stride: 1, MaxEntries: 1, MaxBytes: 1})
-		if err == nil && got.Entries[0].Checksum == entry.Checksum(l.ID, e, got.Entries[0].Body) {
-			return got.Entries[0].Body, nil
-		}
+		_ = sched.Sleep(h.ctx, b.sched, b.w.between(10*time.Millisecond, time.Second))
 	}
-	return nil, errNoCopy
 }
 
-var errNoCopy = errors.New("sim: no copy can be read")
+// serving returns what serves the topic here, nil if nothing does.
+func (b *broker) serving(tp *topic) service {
+	h := b.owned[tp.index]
+	if !b.up || h == nil || h.served == nil {
+		return nil
+	}
+	select {
+	case <-h.served.lost():
+		return nil
+	default:
+		return h.served
+	}
+}
 
-func (b *broker) readFrom(t *task, from entry.StorageUUID, q bookiewire.Read) (bookiewire.ReadReply, error) {
-	var reply bookiewire.ReadReply
-	var failure error
-	t.await(func(wake func()) {
-		b.request(from, &request{
-			limit: requestLimit,
-			serve: func(k *bookieProcess, answer func(func())) {
-				k.read(q, func(got bookiewire.ReadReply, err error) {
-					answer(func() {
-						reply, failure = got, err
-						b.after(0, wake)
-					})
-				})
-			},
-			fail: func(e *bookiewire.Error) {
-				failure = e
-				b.after(0, wake)
-			},
-		})
-	})
-	return reply, failure
+// tailRead is a reader elsewhere: it asks bookies for the LAC, waits for more at times, and reads a few entries up to it.
+func (b *broker) tailRead(l meta.Ledger) {
+	w := b.w
+	ctx, cancel := b.sched.WithTimeout(context.Background(), openPatience)
+	defer cancel()
+	env := b.env.Ledger
+	env.Metadata = b.meta
+	r := ledger.NewReader(env, l)
+	lac := r.LAC()
+	switch g := w.ghost.ledgers[l.ID]; {
+	case lac >= 0:
+	case w.chance(2) && g != nil:
+		got, _, err := r.WaitLAC(ctx, g.served)
+		if err != nil {
+			return
+		}
+		lac = got
+	default:
+		if _, err := r.Read(ctx, 0, ledger.AskLAC, 1); err != nil {
+			return
+		}
+		lac = r.LAC()
+	}
+	if lac < 0 {
+		return
+	}
+	entries, err := r.Read(ctx, max(0, lac-entry.EntryID(w.rng.IntN(4))), lac, 1<<10)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		w.served++
+		if !bytes.Equal(e.Body, w.ghost.bodies[entryKey{l.ID, e.ID}]) {
+			w.fail("I5", entrySubject(l.ID, e.ID), "a reader gets other bytes for %d:%d", l.ID, e.ID)
+		}
+		w.ghost.serve(l.ID, e.ID, b.name+"'s reader")
+	}
 }
 
 func quorumOf(r meta.Replication, slots []meta.Slot) *quorum.Quorum {

@@ -11,26 +11,25 @@
 //	     │ append            │ crash, pause, cut, power cut, disk full, …
 //	     ▼                   ▼
 //	┌─ broker ────────┐   ┌─ kernel ─┐      ┌─ bookie ──────────────┐
-//	│ chain.Core      │   │ heap of  │      │ bookie.Admit          │
-//	│ ledger.Writer-, │──►│ events,  │─────►│ ledgerstore.Core      │
-//	│ RecoveryCore    │◄──│ network  │◄─────│ segments on vfs.Mem   │
-//	│ meta.Store      │   └──────────┘      │ meta.Store            │
-//	└───────┬─────────┘        ▲            └──────────┬────────────┘
+//	│ chain.Chain     │   │ heap of  │      │ bookie.Admit          │
+//	│ ledger.Writer   │──►│ events,  │─────►│ ledgerstore.Core      │
+//	│ ledger.Recover  │◄──│ network, │◄─────│ segments on vfs.Mem   │
+//	│ meta.Store      │   │ sched    │      │ meta.Store            │
+//	└───────┬─────────┘   └──────────┘      └──────────┬────────────┘
 //	        └── transactions ──┴── etcdmodel ──────────┘
 //	                               │ each applied change
 //	                               ▼
 //	                            checks: what was acknowledged, served, denied, promised
 //
-// What is real: the state machines of package ledger, chain and ledgerstore, quorum arithmetic and placement, segment
-// files with their recovery, compaction, admission, garbage collection, and all of package meta down to etcd's wire types. What stands in for
-// something: the runners around those state machines (goroutines, sockets and timers in the product, events here), the
-// network (links as package bookieclient keeps them: one connection per bookie and use, in order, answered or broken
-// as a whole), and etcd, by the model in etcdmodel, which a test compares with the real one.
+// What is real: chains with their writers, recoveries and readers, quorum arithmetic and placement, the bookies' stores and
+// segment files with their recovery, compaction, admission, garbage collection, and all of package meta down to etcd's wire
+// types. What stands in for something: the bookies' server, and the clients' connections to it (one per bookie and use, in
+// order, answered or broken as a whole), and etcd, by the model in etcdmodel, which a test compares with the real one.
 //
 // The ghost holds each word against all that was said before: what a bookie acknowledged, denied or fenced, what a writer
-// confirmed, what readers were served, how records may change. The numbers of its checks are listed in docs/testing.md. After the faults everything is healed: each topic must be served again
-// within 30 simulated seconds, and each acknowledged entry must lie where it was acknowledged, on the disks that its
-// record names.
+// confirmed, what readers were served, how records may change. The numbers of its checks are listed in docs/testing.md.
+// After the faults everything is healed: each topic must be served again within 30 simulated seconds, and each
+// acknowledged entry must lie where it was acknowledged, on the disks that its record names.
 //
 // The product's runners run as they are, over the scheduler of their process (package sched), one step at a time: what they
 // start is a coroutine that begins a moment later, a wait gives way to others, and what has become ready goes on after a

@@ -57,7 +57,11 @@ func (w *world) mischief() {
 	if w.healed {
 		return
 	}
-	w.after(w.between(50*time.Millisecond, 2500*time.Millisecond), w.mischief)
+	pause := w.between(50*time.Millisecond, 2500*time.Millisecond)
+	if w.calm {
+		pause *= 10
+	}
+	w.after(pause, w.mischief)
 	f := pick(w.kernel, w.faults)
 	span := w.between(20*time.Millisecond, 3*time.Second)
 	if w.chance(6) {
@@ -125,7 +129,7 @@ func (w *world) inject(f Fault, span time.Duration) {
 			w.block(k.name, br.name, span)
 		}
 	case Reset:
-		for _, l := range br.opened {
+		for _, l := range br.client.opened {
 			if w.chance(2) {
 				l.reset(w.net.delay())
 			}
@@ -170,7 +174,7 @@ func (w *world) provoke(by *broker) {
 		return
 	}
 	for _, k := range w.bookies {
-		l := by.link(k.uuid, false)
+		l := by.client.link(k.uuid, forRecoveries)
 		if w.chance(2) {
 			w.unlessHealed(w.between(0, 4*time.Millisecond), func() { l.reset(0) })
 		}

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
-	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
@@ -51,8 +50,11 @@ type diskGhost struct {
 // ledgerGhost is what was said of a ledger.
 type ledgerGhost struct {
 	record meta.Ledger
+	first  meta.Ledger   // its first record
 	acked  entry.EntryID // with quorum or all
 	served entry.EntryID // to any reader
+	// claimed is the highest LAC that its writer has told anybody.
+	claimed entry.EntryID
 }
 
 // producerAppend is one append of the workload.
@@ -60,9 +62,7 @@ type producerAppend struct {
 	number     uint64
 	topic      *topic
 	level      ledger.AckLevel
-	size       int
 	span       uint32
-	base       entry.Offset
 	ownerEpoch entry.Epoch
 	by         *broker
 	life       int
@@ -89,6 +89,8 @@ func newGhost(w *world) *ghost {
 
 func ledgerSubject(l entry.LedgerID) subject { return subject{ledger: uint64(l), entry: entryAny} }
 
+func topicSubject(tp *topic) subject { return subject{topic: tp.index + 1} }
+
 func entrySubject(l entry.LedgerID, e entry.EntryID) subject {
 	return subject{ledger: uint64(l), entry: int64(e)}
 }
@@ -105,22 +107,30 @@ func (g *ghost) disk(u entry.StorageUUID) *diskGhost {
 func (g *ghost) ledger(id entry.LedgerID) *ledgerGhost {
 	l := g.ledgers[id]
 	if l == nil {
-		l = &ledgerGhost{acked: entry.NoEntry, served: entry.NoEntry}
+		l = &ledgerGhost{acked: entry.NoEntry, served: entry.NoEntry, claimed: entry.NoEntry}
 		g.ledgers[id] = l
 	}
 	return l
 }
 
-// sent is an add on its way to bookies, from a writer or a recovery.
-func (g *ghost) sent(a *bookiewire.Add) {
+// sent is an add on its way to a bookie, from a writer or a recovery.
+func (g *ghost) sent(b *broker, a *bookiewire.Add) {
 	k := entryKey{a.Ledger, a.Entry}
 	if known := g.bodies[k]; known == nil {
+		s := entrySubject(a.Ledger, a.Entry)
 		if a.Recovery {
-			g.w.fail("I4", entrySubject(a.Ledger, a.Entry), "a recovery writes %d:%d, which nobody wrote before", a.Ledger, a.Entry)
+			g.w.fail("I4", s, "a recovery writes %d:%d, which nobody wrote before", a.Ledger, a.Entry)
 		}
 		g.bodies[k] = a.Body
+		if p, ok := parseBody(a.Body); ok {
+			s.number = p.number
+		}
+		g.w.trace(b.name, s, "append %d as %d:%d", s.number, a.Ledger, a.Entry)
 	} else if !bytes.Equal(known, a.Body) {
 		g.w.fail("I5", entrySubject(a.Ledger, a.Entry), "%d:%d is written with another body", a.Ledger, a.Entry)
+	}
+	if !a.Recovery {
+		g.claimed(b, a.Ledger, a.LAC)
 	}
 }
 
@@ -233,35 +243,28 @@ func (g *ghost) holders(f meta.Fragment, q *quorum.Quorum, k entryKey) quorum.Se
 	return have
 }
 
-// confirmed is a writer's word that entries from … lac are confirmed.
-func (g *ghost) confirmed(c *chainRun, l meta.Ledger, from, lac entry.EntryID) {
-	now, err := g.w.checker.GetLedger(context.Background(), l.ID)
-	if err != nil {
-		g.w.fail("14", ledgerSubject(l.ID), "ledger %d is written and has no record: %v", l.ID, err)
+// claimed is a writer's word, which goes with what it sends, that entries up to lac are confirmed: they lie on bookies that
+// the record names, as many and in as many zones as needed.
+func (g *ghost) claimed(b *broker, id entry.LedgerID, lac entry.EntryID) {
+	l := g.ledger(id)
+	if l.record.ID == 0 {
+		g.w.fail("14", ledgerSubject(id), "ledger %d is written and has no record", id)
 		return
 	}
-	for e := from; e <= lac; e++ {
-		k := entryKey{l.ID, e}
-		f := ledger.FragmentOf(l.Fragments, e)
-		q := quorumOf(l.Replication, f.Slots)
-		if have := g.holders(f, q, k); !q.Valid(have) {
-			g.w.fail("3", entrySubject(l.ID, e), "%s confirms %d:%d, which lies on slots %b of %s", c.b.name, l.ID, e, have, g.w.fragments([]meta.Fragment{f}))
-		}
-		if now.State != meta.LedgerOpen {
+	for ; l.claimed < lac; l.claimed++ {
+		if l.record.State != meta.LedgerOpen {
 			continue
 		}
-		if named := ledger.FragmentOf(now.Fragments, e); named.First != f.First || !slices.Equal(named.Slots, f.Slots) {
-			g.w.fail("3", entrySubject(l.ID, e), "%s confirms %d:%d in %s, its record names %s", c.b.name, l.ID, e,
-				g.w.fragments([]meta.Fragment{f}), g.w.fragments([]meta.Fragment{named}))
+		k := entryKey{id, l.claimed + 1}
+		f := ledger.FragmentOf(l.record.Fragments, k.entry)
+		q := quorumOf(l.record.Replication, f.Slots)
+		if have := g.holders(f, q, k); !q.Valid(have) {
+			g.w.fail("3", entrySubject(id, k.entry), "%s confirms %d:%d, which lies on slots %b of %s", b.name, id, k.entry, have, g.w.fragments([]meta.Fragment{f}))
 		}
 	}
 }
 
-// shown is an entry that the owner's readers may see.
-func (g *ghost) shown(c *chainRun, at entry.Position) {
-	g.serve(at.Ledger, at.Entry, c.b.name)
-}
-
+// serve is an entry that a reader gets to see.
 func (g *ghost) serve(id entry.LedgerID, e entry.EntryID, who string) {
 	l := g.ledger(id)
 	l.served = max(l.served, e)
@@ -271,19 +274,19 @@ func (g *ghost) serve(id entry.LedgerID, e entry.EntryID, who string) {
 }
 
 // finished is a chain's word on an append.
-func (g *ghost) finished(c *chainRun, a *producerAppend, at entry.Position, o chain.Outcome) {
+func (g *ghost) finished(b *broker, a *producerAppend, at entry.Position, o outcome) {
 	s := subject{ledger: uint64(at.Ledger), entry: int64(at.Entry), topic: a.topic.index + 1, number: a.number}
-	g.w.trace(c.b.name, s, "append %d (%s) at %d:%d: outcome %d", a.number, a.level, at.Ledger, at.Entry, o)
+	g.w.trace(b.name, s, "append %d (%s) at %d:%d: outcome %d", a.number, a.level, at.Ledger, at.Entry, o)
 	if a.outcome != pending {
 		g.w.fail("19", s, "append %d is done twice", a.number)
 	}
-	a.outcome = [...]outcome{chain.Stored: stored, chain.NotWritten: notWritten, chain.Unknown: unknown}[o]
+	a.outcome = o
 	a.position = at
 	g.w.tally[a.outcome]++
 	if a.then != nil {
 		a.then(a.outcome)
 	}
-	if o != chain.Stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
+	if o != stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
 		return
 	}
 	l := g.ledger(at.Ledger)
@@ -364,12 +367,17 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 		}
 	}
 	if old.ID == 0 {
+		l.first = now
 		return
 	}
 	if now.State < old.State || now.Term < old.Term || now.Nonce != old.Nonce && now.State != meta.LedgerDeleting {
 		w.fail("6", s, "ledger %d goes from %s term %d to %s term %d", id, old.State, old.Term, now.State, now.Term)
 	}
+	if now.State == meta.LedgerInRecovery && now.Term > old.Term && actor != nil {
+		w.provoke(actor)
+	}
 	if now.State == meta.LedgerDeleting {
+		w.trimmed++
 		if old.State < meta.LedgerClosed {
 			w.fail("6", s, "ledger %d is deleted while it is %s", id, old.State)
 		}

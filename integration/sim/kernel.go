@@ -19,8 +19,8 @@ type kernel struct {
 	seq   uint64
 	steps int
 
-	sum  hash.Hash
-	line []byte
+	sum      hash.Hash
+	line     []byte
 	running  *task     // nil: none
 	workers  []*worker // idle ones
 	panicked []byte    // the stack of a task that did

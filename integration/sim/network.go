@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -117,6 +118,7 @@ type request struct {
 	serve func(b *bookieProcess, reply func(answer func()))
 	// fail tells the sender that no answer will come.
 	fail     func(err *bookiewire.Error)
+	forget   func() // the end of its context is of no interest any more; may be nil
 	answered bool
 }
 
@@ -145,10 +147,14 @@ func (l *link) ask(r *request) {
 
 // end gives a request its one outcome.
 func (r *request) end(f func()) {
-	if !r.answered {
-		r.answered = true
-		f()
+	if r.answered {
+		return
 	}
+	r.answered = true
+	if r.forget != nil {
+		r.forget()
+	}
+	f()
 }
 
 func (l *link) dial() {
@@ -216,12 +222,13 @@ func (l *link) transmit(r *request) {
 	})
 }
 
+// drop forgets a request, sent or not.
 func (l *link) drop(r *request) {
-	for i, o := range l.pending {
-		if o == r {
-			l.pending = append(l.pending[:i], l.pending[i+1:]...)
-			return
-		}
+	gone := func(o *request) bool { return o == r }
+	if i := slices.IndexFunc(l.pending, gone); i >= 0 {
+		l.pending = slices.Delete(l.pending, i, i+1)
+	} else {
+		l.queued = slices.DeleteFunc(l.queued, gone)
 	}
 }
 

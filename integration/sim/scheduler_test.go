@@ -30,7 +30,7 @@ func TestSchedulerIsRepeatable(t *testing.T) {
 		g, open := sched.NewGroup(p.sched), make(chan struct{})
 		for i := range 20 {
 			g.Go(func() {
-				_, _ = p.sched.Wait(context.Background(), sched.Channels{open, open})
+				_, _ = p.sched.Wait(t.Context(), sched.Channels{open, open})
 				order = append(order, i)
 			})
 		}
@@ -51,10 +51,11 @@ func TestSchedulerTimes(t *testing.T) {
 	k, p := started(1)
 	s := p.sched
 	var said []string
-	note := func(what string, err error) { said = append(said, fmt.Sprintf("%s %v: %v", what, k.now.Round(time.Second), err)) }
-	within := context.Background()
+	note := func(what string, err error) {
+		said = append(said, fmt.Sprintf("%s %v: %v", what, k.now.Round(time.Second), err))
+	}
 	s.Go(func() {
-		ctx, cancel := s.WithTimeout(within, 2*time.Second)
+		ctx, cancel := s.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		child, cancelChild := context.WithCancel(ctx)
 		defer cancelChild()
@@ -87,7 +88,7 @@ func TestSchedulerCancels(t *testing.T) {
 	t.Parallel()
 	k, p := started(1)
 	s := p.sched
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	var got []error
 	for range 3 {
 		s.Go(func() {
@@ -114,7 +115,7 @@ func TestSchedulerTokens(t *testing.T) {
 	for range 3 {
 		p.sched.Go(func() {
 			for {
-				if i, err := p.sched.Wait(context.Background(), sched.Channels{nil, token}); i != 1 || err != nil {
+				if i, err := p.sched.Wait(t.Context(), sched.Channels{1: token}); i != 1 || err != nil {
 					t.Errorf("%d, %v", i, err)
 				}
 				woken++
@@ -146,10 +147,10 @@ func TestSchedulerKill(t *testing.T) {
 		defer func() {
 			said = append(said, "unwound")
 			s.Go(func() { said = append(said, "goes on") })
-			_ = sched.Sleep(context.Background(), s, time.Second)
+			_ = sched.Sleep(t.Context(), s, time.Second)
 			said = append(said, "waits on")
 		}()
-		_ = sched.Sleep(context.Background(), s, time.Hour)
+		_ = sched.Sleep(t.Context(), s, time.Hour)
 		said = append(said, "woken")
 	})
 	s.AfterFunc(2*time.Second, func() { said = append(said, "timer") })
@@ -179,5 +180,5 @@ func TestSchedulerWaitsInTasksAlone(t *testing.T) {
 			t.Error("waited outside of tasks")
 		}
 	}()
-	_, _ = p.sched.Wait(context.Background(), sched.Channels{})
+	_, _ = p.sched.Wait(t.Context(), sched.Channels{})
 }

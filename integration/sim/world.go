@@ -73,13 +73,6 @@ const clusterName = "sim"
 
 var clusterUUID = entry.UUID{0x5e, 0xed}
 
-// topic is one chain under one bundle.
-type topic struct {
-	index  int
-	bundle meta.BundleID
-	chain  meta.ChainID
-}
-
 // world is one cluster under one seed.
 type world struct {
 	*kernel
@@ -95,6 +88,8 @@ type world struct {
 	faults       []Fault
 	levels       []ledger.AckLevel
 	pace         time.Duration
+	trims        bool // topics delete their oldest ledgers
+	calm         bool // little happens at the moment
 
 	etcd    *etcd
 	net     *network
@@ -111,9 +106,9 @@ type world struct {
 	closes  int
 	cluster entry.UUID // its record's
 	// compactions that did something, and ledgers deleted from topics.
-	compactions, trims int
-	served             int
-	probed             map[int]bool
+	compactions, trimmed int
+	served               int
+	probed               map[int]bool
 }
 
 var shapes = []meta.Replication{
@@ -170,15 +165,16 @@ func newWorld(opt Options) *world {
 		panic(err)
 	}
 	w.cluster = info.UUID
+	w.trims = k.chance(2)
 	for i := range 1 + k.rng.IntN(2) {
 		w.topics = append(w.topics, &topic{
 			index: i, bundle: meta.BundleID(fmt.Sprintf("public/default/%d", i)), chain: meta.DataChain(entry.UUID{0x70, byte(i + 1)}, 0),
+			kind: &chains{w},
 		})
 	}
 	for i := range w.replication.Ensemble + 1 + k.rng.IntN(3) {
 		b := &bookieProcess{process: process{k: k, name: fmt.Sprintf("k%d", i)}, w: w, index: i, zone: string(rune('a' + i%2)), slow: []int{20, 60, 300}[k.rng.IntN(3)]}
 		b.etcd = &etcdClient{e: w.etcd, p: &b.process}
-		b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
 		w.bookies = append(w.bookies, b)
 		w.newDisk(b)
 		b.boot()
@@ -186,7 +182,6 @@ func newWorld(opt Options) *world {
 	for i := range 2 + k.rng.IntN(2) {
 		b := &broker{process: process{k: k, name: fmt.Sprintf("b%d", i)}, w: w, index: i}
 		b.etcd = &etcdClient{e: w.etcd, p: &b.process, actor: b}
-		b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
 		w.brokers = append(w.brokers, b)
 		b.boot()
 	}
@@ -265,7 +260,7 @@ func Run(opt Options) (res Result, failure error) {
 	w.playAndEnd()
 	res = Result{
 		Simulated: w.now, Events: w.steps, Appends: w.tally, Closed: w.closes, Boots: w.ghost.boots, Checked: w.ghost.checked,
-		Served: w.served, Shape: w.shape(), Trimmed: w.trims, Compactions: w.compactions,
+		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Compactions: w.compactions,
 	}
 	copy(res.Sum[:], w.sum.Sum(nil))
 	if w.failure == nil {
@@ -312,12 +307,12 @@ func (w *world) play() {
 		w.after(w.between(0, 500*time.Millisecond), func() { pick(w.kernel, w.brokers).take(tp) })
 		w.after(w.pace, func() { w.produce(tp) })
 		w.after(w.between(500*time.Millisecond, 2*time.Second), func() { w.oversee(tp) })
-		if w.chance(2) {
-			w.after(w.between(time.Second, 4*time.Second), func() { w.trim(tp) })
-		}
 	}
 	w.after(300*time.Millisecond, w.tailRead)
 	w.after(w.between(0, time.Second), w.mischief)
+	if w.opt.Faulty > time.Minute && !w.chance(10) {
+		w.after(w.between(0, 20*time.Second), w.weather)
+	}
 	w.run(w.opt.Faulty, w.failed)
 	if w.failed() {
 		return
@@ -326,55 +321,34 @@ func (w *world) play() {
 	w.finale()
 }
 
-// produce appends at every broker that believes it serves the topic.
+// produce gives work to every broker that believes it serves the topic.
 func (w *world) produce(tp *topic) {
 	if w.ending {
 		return
 	}
-	w.after(w.between(w.pace/2, 2*w.pace), func() { w.produce(tp) })
+	pause := w.between(w.pace/2, 2*w.pace)
+	if w.calm {
+		pause *= 40
+	}
+	w.after(pause, func() { w.produce(tp) })
 	if w.chance(40) { // a pause, for what happens to the idle
 		return
 	}
 	for _, b := range w.brokers {
-		c := b.chains[tp.index]
-		if c == nil || c.over || !b.up || b.paused {
-			continue
-		}
-		for range 1 + w.rng.IntN(4) {
-			w.append(c, pick(w.kernel, w.levels), nil)
-		}
-		if w.chance(60) {
-			c.step(chain.Event{Kind: chain.EventRollWanted})
+		if s := b.serving(tp); s != nil && !b.paused {
+			b.do(s.work)
 		}
 	}
 }
 
-// trim deletes the oldest ledgers of a topic, at whoever believes to own it.
-func (w *world) trim(tp *topic) {
-	if w.ending {
-		return
+// weather makes some stretches of a long run calm: little work, few faults.
+func (w *world) weather() {
+	w.calm = !w.calm
+	span := w.between(time.Second, 8*time.Second)
+	if w.calm {
+		span = w.between(5*time.Second, 60*time.Second)
 	}
-	w.after(w.between(200*time.Millisecond, 4*time.Second), func() { w.trim(tp) })
-	for _, b := range w.brokers {
-		c := b.chains[tp.index]
-		if c == nil || c.over || !b.up || b.paused || len(c.rec.Runs) < 3 {
-			continue
-		}
-		n := 1 + w.rng.IntN(len(c.rec.Runs)-2)
-		b.spawn(func(t *task) { c.trim(t, n) })
-	}
-}
-
-func (w *world) append(c *chainRun, level ledger.AckLevel, then func(outcome)) {
-	w.numbers++
-	a := &producerAppend{
-		number: w.numbers, topic: c.topic, level: level, size: w.rng.IntN(200), span: uint32(1 + w.rng.IntN(3)),
-		by: c.b, life: c.b.life, then: then,
-	}
-	w.ghost.appends[a.number] = a
-	w.ghost.order = append(w.ghost.order, a)
-	w.tally[pending]++
-	c.append(a)
+	w.after(span, w.weather)
 }
 
 // oversee gives a topic whose owner does not serve it to somebody, and at times one whose owner does.
@@ -384,12 +358,16 @@ func (w *world) oversee(tp *topic) {
 	}
 	w.after(w.between(200*time.Millisecond, 2*time.Second), func() { w.oversee(tp) })
 	serving := slices.ContainsFunc(w.brokers, func(b *broker) bool {
-		return b.up && !b.paused && !b.etcd.cut && b.chains[tp.index] != nil && b.leaseHolds()
+		return !b.paused && !b.etcd.cut && b.serving(tp) != nil && b.leaseHolds()
 	})
 	opening := slices.ContainsFunc(w.brokers, func(b *broker) bool {
-		return b.up && !b.paused && !b.etcd.cut && b.owned[tp.index] != 0
+		return b.up && !b.paused && !b.etcd.cut && b.owned[tp.index] != nil
 	})
-	if serving && !w.chance(12) || opening && !serving && !w.chance(4) {
+	often := 12
+	if w.calm {
+		often = 100
+	}
+	if serving && !w.chance(often) || opening && !serving && !w.chance(4) {
 		return
 	}
 	b := pick(w.kernel, w.brokers)
@@ -398,11 +376,15 @@ func (w *world) oversee(tp *topic) {
 	}
 }
 
-// tailRead is a reader elsewhere: it hears of a LAC from any bookie and reads up to it.
+// tailRead is a reader elsewhere.
 func (w *world) tailRead() {
-	w.after(w.between(20*time.Millisecond, 200*time.Millisecond), w.tailRead)
+	pause := w.between(20*time.Millisecond, 200*time.Millisecond)
+	if w.calm {
+		pause *= 20
+	}
+	w.after(pause, w.tailRead)
 	b := pick(w.kernel, w.brokers)
-	if !b.up || b.paused || len(w.ghost.ledgers) == 0 {
+	if !b.up || b.paused {
 		return
 	}
 	tp := pick(w.kernel, w.topics)
@@ -414,206 +396,18 @@ func (w *world) tailRead() {
 	if w.chance(4) {
 		id = pick(w.kernel, rec.Runs).Ledger
 	}
-	l, err := w.checker.GetLedger(context.Background(), id)
-	if err != nil {
-		return
+	g := w.ghost.ledger(id)
+	l := g.record
+	if w.chance(4) {
+		l = g.first // an old record
 	}
-	b.spawn(func(t *task) { b.tailReadLedger(t, l) })
+	if l.State != meta.LedgerDeleting {
+		b.sched.Go(func() { b.tailRead(l) })
+	}
 }
 
 func (w *world) heal() {
-	w.healed, w.etcd.healed = true, true
+	w.healed, w.etcd.healed, w.calm = true, true, false
 	w.trace("sim", subject{}, "healed")
 	w.healFaults()
-}
-
-// finale checks that everything comes back: each topic is taken, its ledgers recovered, an append acknowledged; then
-// what was promised is looked for on the disks.
-func (w *world) finale() {
-	began := w.now
-	for _, tp := range w.topics {
-		w.after(0, func() { w.probe(tp) })
-	}
-	done := func() bool { return w.failed() || len(w.probed) == len(w.topics) }
-	w.run(began+healWithin, done)
-	if w.failed() {
-		return
-	}
-	for _, tp := range w.topics {
-		if !w.probed[tp.index] {
-			w.fail("I16", subject{topic: tp.index + 1}, "topic %d takes no append within %v after everything was healed", tp.index, healWithin)
-			return
-		}
-	}
-	w.trace("sim", subject{}, "every topic is served after %v", w.now-began)
-	// The chains are closed in good order.
-	w.ending = true
-	for _, tp := range w.topics {
-		c := w.serving(tp)
-		if c == nil {
-			continue
-		}
-		c.step(chain.Event{Kind: chain.EventCloseAsked})
-	}
-	closed := func() bool {
-		if w.failed() {
-			return true
-		}
-		for _, tp := range w.topics {
-			rec, err := w.checker.GetChain(context.Background(), tp.chain)
-			if err != nil || len(rec.Runs) == 0 || !rec.Runs[len(rec.Runs)-1].Closed {
-				return false
-			}
-		}
-		return true
-	}
-	w.run(w.now+healWithin, closed)
-	if !closed() {
-		w.fail("I16", subject{}, "a chain is not closed within %v", healWithin)
-	}
-	w.run(w.now+2*time.Second, w.failed) // what is under way comes to its end
-	if w.failed() {
-		return
-	}
-	for _, tp := range w.topics {
-		w.checkTopic(tp)
-	}
-}
-
-const healWithin = 30 * time.Second
-
-func (w *world) serving(tp *topic) *chainRun {
-	owner, err := w.checker.GetOwner(context.Background(), tp.bundle)
-	if err != nil {
-		return nil
-	}
-	for _, b := range w.brokers {
-		if c := b.chains[tp.index]; c != nil && c.guard.Epoch == owner.Epoch && !c.over && b.up {
-			return c
-		}
-	}
-	return nil
-}
-
-// probe appends to a topic until that works.
-func (w *world) probe(tp *topic) {
-	if w.probed[tp.index] {
-		return
-	}
-	w.after(2*time.Second, func() { w.probe(tp) })
-	c := w.serving(tp)
-	if c == nil {
-		opening := slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.up && b.owned[tp.index] != 0 && b.leaseHolds() })
-		if !opening || w.chance(4) {
-			pick(w.kernel, w.brokers).take(tp)
-		}
-		return
-	}
-	w.append(c, ledger.AckQuorum, func(o outcome) {
-		if o == stored {
-			w.probed[tp.index] = true
-		}
-	})
-}
-
-// checkTopic reads a topic from its first entry to its last, from each disk that should have it.
-func (w *world) checkTopic(tp *topic) {
-	rec, err := w.checker.GetChain(context.Background(), tp.chain)
-	if err != nil {
-		w.fail("I1", subject{topic: tp.index + 1}, "chain of topic %d: %v", tp.index, err)
-		return
-	}
-	seen := map[uint64]entry.Position{}
-	newest := map[entry.Epoch]uint64{}
-	var offset entry.Offset
-	if len(rec.Runs) > 0 {
-		offset = rec.Runs[0].First
-	}
-	for _, run := range rec.Runs {
-		l := w.ghost.ledger(run.Ledger).record
-		if !run.Closed || l.State != meta.LedgerClosed {
-			w.fail("I16", ledgerSubject(run.Ledger), "ledger %d is %s in the end", run.Ledger, l.State)
-			return
-		}
-		for e := entry.EntryID(0); e <= l.Last; e++ {
-			s := entrySubject(run.Ledger, e)
-			body := w.ghost.bodies[entryKey{run.Ledger, e}]
-			p, ok := parseBody(body)
-			if !ok {
-				w.fail("I4", s, "%d:%d is part of its ledger and was never written", run.Ledger, e)
-				return
-			}
-			a := w.ghost.appends[p.number]
-			s.number = p.number
-			switch {
-			case a == nil || a.topic != tp:
-				w.fail("I4", s, "%d:%d has append %d, which is not of topic %d", run.Ledger, e, p.number, tp.index)
-				return
-			case a.outcome == notWritten:
-				w.fail("19", s, "append %d is %d:%d, and was told not to be written", p.number, run.Ledger, e)
-				return
-			case p.base != offset:
-				w.fail("20", s, "append %d at %d:%d says offset %d, before it lie %d", p.number, run.Ledger, e, p.base, offset)
-				return
-			}
-			if at, twice := seen[p.number]; twice {
-				w.fail("I3", s, "append %d is at %v and at %d:%d", p.number, at, run.Ledger, e)
-				return
-			}
-			seen[p.number] = entry.Position{Ledger: run.Ledger, Entry: e}
-			if p.number < newest[a.ownerEpoch] {
-				w.fail("20", s, "append %d comes after %d of the same owner", p.number, newest[a.ownerEpoch])
-				return
-			}
-			newest[a.ownerEpoch] = p.number
-			offset += entry.Offset(p.span)
-			if !w.onDisk(l, e, body) {
-				return
-			}
-		}
-		if run.End != offset {
-			w.fail("20", ledgerSubject(run.Ledger), "run of ledger %d ends at offset %d, its entries at %d", run.Ledger, run.End, offset)
-			return
-		}
-	}
-	for _, a := range w.ghost.order {
-		if a.topic != tp || a.outcome != stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
-			continue
-		}
-		if w.ghost.ledger(a.position.Ledger).record.State == meta.LedgerDeleting {
-			continue // trimmed
-		}
-		at, ok := seen[a.number]
-		s := subject{ledger: uint64(a.position.Ledger), entry: int64(a.position.Entry), number: a.number, topic: tp.index + 1}
-		switch {
-		case !ok:
-			w.fail("I1", s, "append %d (%s) was acknowledged at %d:%d, and is lost", a.number, a.level, a.position.Ledger, a.position.Entry)
-			return
-		case at.Ledger != a.position.Ledger || at.Entry != a.position.Entry:
-			w.fail("I1", s, "append %d was acknowledged at %d:%d, and is at %d:%d", a.number, a.position.Ledger, a.position.Entry, at.Ledger, at.Entry)
-			return
-		}
-	}
-}
-
-// onDisk reads an entry from each disk of its write set: at least as many as must have it do, but for those that are gone.
-func (w *world) onDisk(l meta.Ledger, e entry.EntryID, body []byte) bool {
-	f := ledger.FragmentOf(l.Fragments, e)
-	copies, gone := 0, 0
-	quorumOf(l.Replication, f.Slots).WriteSet(e).Each(func(i int) {
-		b := w.bookieOf(f.Slots[i].UUID)
-		switch {
-		case b == nil:
-			gone++
-		case b.has(l.ID, e, body):
-			copies++
-		case b.rotten:
-			gone++
-		}
-	})
-	if copies < l.AckQuorum-min(gone, w.harmed) || copies == 0 {
-		w.fail("I1", entrySubject(l.ID, e), "%d:%d lies on %d disks of %s, %d are gone", l.ID, e, copies, w.fragments([]meta.Fragment{f}), gone)
-		return false
-	}
-	return true
 }

@@ -50,7 +50,7 @@ var plants = []plant{
 		"		if len(b) != batchHeaderSize+int(h.length) ||", "		if len(b) != batchHeaderSize+int(h.length) || len(b) > 4096 ||",
 	},
 	{
-		"a recovery's reads do not fence", "integration/sim",
+		"a recovery's reads do not fence", "pkg/ledger",
 		"MaxBytes: 1, Recovery: true, Term: m.Term}", "MaxBytes: 1}",
 	},
 	{
@@ -135,7 +135,7 @@ var plants = []plant{
 		"		if it.rec.Term > l.term {", "		if it.rec.Term > l.acceptedTerm {",
 	},
 	{
-		"a ledger that was taken over is taken for a new one", "integration/sim",
+		"a ledger that was taken over is taken for a new one", "pkg/chain",
 		"		if err == nil && got.State != meta.LedgerOpen {", "		if false {",
 	},
 }

@@ -1,0 +1,225 @@
+package sim
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+)
+
+const healWithin = 30 * time.Second
+
+// finale checks that everything comes back: each topic is taken, its ledgers recovered, something served; then what was
+// promised is looked for on the disks.
+func (w *world) finale() {
+	began := w.now
+	for _, tp := range w.topics {
+		w.after(0, func() { w.probe(tp) })
+	}
+	done := func() bool { return w.failed() || len(w.probed) == len(w.topics) }
+	w.run(began+healWithin, done)
+	if w.failed() {
+		return
+	}
+	for _, tp := range w.topics {
+		if !w.probed[tp.index] {
+			w.fail("I16", topicSubject(tp), "topic %d is not served within %v after everything was healed", tp.index, healWithin)
+			return
+		}
+	}
+	w.trace("sim", subject{}, "every topic is served after %v", w.now-began)
+	// The topics are closed in good order.
+	w.ending = true
+	closed := map[int]bool{}
+	for _, tp := range w.topics {
+		w.close(tp, func() { closed[tp.index] = true })
+	}
+	w.run(w.now+healWithin, func() bool { return w.failed() || len(closed) == len(w.topics) })
+	if len(closed) < len(w.topics) {
+		w.fail("I16", subject{}, "a topic is not closed within %v", healWithin)
+	}
+	w.run(w.now+2*time.Second, w.failed) // what is under way comes to its end
+	for _, tp := range w.topics {
+		if w.failed() {
+			return
+		}
+		tp.kind.check(tp)
+	}
+}
+
+// close closes a topic in good order, once nobody is about to take it, and again if that was in vain.
+func (w *world) close(tp *topic, done func()) {
+	again := func() { w.after(time.Second, func() { w.close(tp, done) }) }
+	if slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.taking[tp.index] }) {
+		again()
+		return
+	}
+	b, s := w.serving(tp)
+	if s == nil {
+		if !slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.owned[tp.index] != nil }) {
+			pick(w.kernel, w.brokers).take(tp)
+		}
+		again()
+		return
+	}
+	b.sched.Go(func() {
+		h := b.owned[tp.index]
+		if h == nil || h.served != s {
+			again()
+			return
+		}
+		delete(b.owned, tp.index)
+		h.cancel()
+		if err := s.close(context.Background()); err != nil {
+			w.trace(b.name, topicSubject(tp), "topic %d cannot be closed: %v", tp.index, err)
+			again()
+			return
+		}
+		done()
+	})
+}
+
+// serving returns what serves a topic by the word of etcd, and where.
+func (w *world) serving(tp *topic) (*broker, service) {
+	owner, err := w.checker.GetOwner(context.Background(), tp.bundle)
+	if err != nil {
+		return nil, nil
+	}
+	for _, b := range w.brokers {
+		if h := b.owned[tp.index]; h != nil && h.epoch == owner.Epoch {
+			return b, b.serving(tp)
+		}
+	}
+	return nil, nil
+}
+
+// probe uses a topic until that works.
+func (w *world) probe(tp *topic) {
+	if w.probed[tp.index] {
+		return
+	}
+	w.after(2*time.Second, func() { w.probe(tp) })
+	b, s := w.serving(tp)
+	if s == nil {
+		opening := slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.up && b.owned[tp.index] != nil && b.leaseHolds() })
+		if !opening || w.chance(4) {
+			pick(w.kernel, w.brokers).take(tp)
+		}
+		return
+	}
+	b.do(func() { s.probe(func() { w.probed[tp.index] = true }) })
+}
+
+// check reads a chain from its first entry to its last, from each disk that should have it.
+func (k *chains) check(tp *topic) {
+	w := k.w
+	rec, err := w.checker.GetChain(context.Background(), tp.chain)
+	if err != nil {
+		w.fail("I1", topicSubject(tp), "chain of topic %d: %v", tp.index, err)
+		return
+	}
+	seen := map[uint64]entry.Position{}
+	newest := map[entry.Epoch]uint64{}
+	var offset entry.Offset
+	if len(rec.Runs) > 0 {
+		offset = rec.Runs[0].First
+	}
+	for _, run := range rec.Runs {
+		l := w.ghost.ledger(run.Ledger).record
+		if !w.checkClosed(run) {
+			return
+		}
+		for e := entry.EntryID(0); e <= l.Last; e++ {
+			s := entrySubject(run.Ledger, e)
+			p, ok := parseBody(w.ghost.bodies[entryKey{run.Ledger, e}])
+			if !ok {
+				w.fail("I4", s, "%d:%d is part of its ledger and was never written", run.Ledger, e)
+				return
+			}
+			a := w.ghost.appends[p.number]
+			s.number = p.number
+			switch {
+			case a == nil || a.topic != tp:
+				w.fail("I4", s, "%d:%d has append %d, which is not of topic %d", run.Ledger, e, p.number, tp.index)
+				return
+			case a.outcome == notWritten:
+				w.fail("19", s, "append %d is %d:%d, and was told not to be written", p.number, run.Ledger, e)
+				return
+			case p.base != offset:
+				w.fail("20", s, "append %d at %d:%d says offset %d, before it lie %d", p.number, run.Ledger, e, p.base, offset)
+				return
+			}
+			if at, twice := seen[p.number]; twice {
+				w.fail("I3", s, "append %d is at %v and at %d:%d", p.number, at, run.Ledger, e)
+				return
+			}
+			seen[p.number] = entry.Position{Ledger: run.Ledger, Entry: e}
+			if p.number < newest[a.ownerEpoch] {
+				w.fail("20", s, "append %d comes after %d of the same owner", p.number, newest[a.ownerEpoch])
+				return
+			}
+			newest[a.ownerEpoch] = p.number
+			offset += entry.Offset(p.span)
+			if !w.onDisk(l, e) {
+				return
+			}
+		}
+		if run.End != offset {
+			w.fail("20", ledgerSubject(run.Ledger), "run of ledger %d ends at offset %d, its entries at %d", run.Ledger, run.End, offset)
+			return
+		}
+	}
+	for _, a := range w.ghost.order {
+		if a.topic != tp || a.outcome != stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
+			continue
+		}
+		if w.ghost.ledger(a.position.Ledger).record.State == meta.LedgerDeleting {
+			continue // trimmed
+		}
+		at, ok := seen[a.number]
+		s := subject{ledger: uint64(a.position.Ledger), entry: int64(a.position.Entry), number: a.number, topic: tp.index + 1}
+		switch {
+		case !ok:
+			w.fail("I1", s, "append %d (%s) was acknowledged at %d:%d, and is lost", a.number, a.level, a.position.Ledger, a.position.Entry)
+			return
+		case at.Ledger != a.position.Ledger || at.Entry != a.position.Entry:
+			w.fail("I1", s, "append %d was acknowledged at %d:%d, and is at %d:%d", a.number, a.position.Ledger, a.position.Entry, at.Ledger, at.Entry)
+			return
+		}
+	}
+}
+
+// checkClosed reports whether the ledger of a run is closed, as all are in the end.
+func (w *world) checkClosed(run meta.Run) bool {
+	l := w.ghost.ledger(run.Ledger).record
+	if !run.Closed || l.State != meta.LedgerClosed {
+		w.fail("I16", ledgerSubject(run.Ledger), "ledger %d is %s in the end", run.Ledger, l.State)
+		return false
+	}
+	return true
+}
+
+// onDisk reads an entry from each disk of its write set: at least as many as must have it do, but for those that are gone.
+func (w *world) onDisk(l meta.Ledger, e entry.EntryID) bool {
+	f, body := ledger.FragmentOf(l.Fragments, e), w.ghost.bodies[entryKey{l.ID, e}]
+	copies, gone := 0, 0
+	quorumOf(l.Replication, f.Slots).WriteSet(e).Each(func(i int) {
+		b := w.bookieOf(f.Slots[i].UUID)
+		switch {
+		case b == nil:
+			gone++
+		case b.has(l.ID, e, body):
+			copies++
+		case b.rotten:
+			gone++
+		}
+	})
+	if copies < l.AckQuorum-min(gone, w.harmed) || copies == 0 {
+		w.fail("I1", entrySubject(l.ID, e), "%d:%d lies on %d disks of %s, %d are gone", l.ID, e, copies, w.fragments([]meta.Fragment{f}), gone)
+		return false
+	}
+	return true
+}
