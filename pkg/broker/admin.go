@@ -79,7 +79,7 @@ func (a *admin) DescribeTopic(ctx context.Context, req *brokerv1.DescribeTopicRe
 }
 
 func (t *servedTopic) describe(ctx context.Context) (*brokerv1.DescribeTopicResponse, error) {
-	subs, err := t.subs.list(ctx)
+	subs, err := t.subs.List(ctx)
 	if err != nil {
 		return nil, statusError(err)
 	}
@@ -87,10 +87,10 @@ func (t *servedTopic) describe(ctx context.Context) (*brokerv1.DescribeTopicResp
 	out := &brokerv1.DescribeTopicResponse{
 		Topic: t.name.String(), Bundle: string(t.u.guard.Bundle), Epoch: uint64(t.u.guard.Epoch), BrokerUrl: t.u.b.cfg.Self.URL,
 		EarliestOffset: uint64(t.log.Earliest()), NextOffset: uint64(t.log.Next()), Bytes: uint64(t.log.Bytes()),
-		Producers: t.producerNames(), Consumers: uint32(t.subs.connected()), RecoveredTailBytes: uint64(opening.Ledger.BytesRewritten),
+		Producers: t.producerNames(), Consumers: uint32(t.subs.Connected()), RecoveredTailBytes: uint64(opening.Ledger.BytesRewritten),
 	}
 	for _, s := range subs {
-		out.Subscriptions = append(out.Subscriptions, s.name)
+		out.Subscriptions = append(out.Subscriptions, s.Name())
 	}
 	for _, r := range t.log.Chain().Runs() {
 		run := &brokerv1.LedgerRun{

@@ -6,6 +6,7 @@ import (
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
+	"github.com/penstock-mq/penstock/pkg/subscription"
 )
 
 // CreateSubscription creates a subscription before any consumer comes.
@@ -14,7 +15,7 @@ func (a *admin) CreateSubscription(ctx context.Context, req *brokerv1.CreateSubs
 	if err != nil {
 		return nil, statusError(err)
 	}
-	_, created, err := t.subs.ensure(ctx, req.GetSubscription(), req.GetStart())
+	_, created, err := t.subs.Ensure(ctx, req.GetSubscription(), t.starting(req.GetStart()))
 	if err == nil && !created {
 		err = refuse(brokerv1.Code_CODE_CONFLICT, "subscription %s of %s exists already", req.GetSubscription(), t.name)
 	}
@@ -30,7 +31,7 @@ func (a *admin) ListSubscriptions(ctx context.Context, req *brokerv1.ListSubscri
 	if err != nil {
 		return nil, statusError(err)
 	}
-	subs, err := t.subs.list(ctx)
+	subs, err := t.subs.List(ctx)
 	if err != nil {
 		return nil, statusError(err)
 	}
@@ -38,7 +39,7 @@ func (a *admin) ListSubscriptions(ctx context.Context, req *brokerv1.ListSubscri
 	ctx, cancel := context.WithTimeout(ctx, lagPatience) // for all of them
 	defer cancel()
 	for _, s := range subs {
-		summary, _ := s.describe(ctx)
+		summary, _ := t.describeSubscription(ctx, s)
 		out.Subscriptions = append(out.Subscriptions, summary)
 	}
 	return out, nil
@@ -46,63 +47,52 @@ func (a *admin) ListSubscriptions(ctx context.Context, req *brokerv1.ListSubscri
 
 // DescribeSubscription tells where a subscription stands and what it waits for.
 func (a *admin) DescribeSubscription(ctx context.Context, req *brokerv1.DescribeSubscriptionRequest) (*brokerv1.DescribeSubscriptionResponse, error) {
-	s, err := a.subscription(ctx, req.GetTopic(), req.GetSubscription())
+	t, s, err := a.subscription(ctx, req.GetTopic(), req.GetSubscription())
 	if err != nil {
 		return nil, statusError(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, lagPatience)
 	defer cancel()
-	summary, status := s.describe(ctx)
+	summary, status := t.describeSubscription(ctx, s)
 	out := &brokerv1.DescribeSubscriptionResponse{
 		Subscription: summary, WaitingReason: string(status.Reason), WaitingDetail: status.Detail, NextOffset: uint64(status.Next),
 	}
-	info := s.clientInfo()
+	streams := s.Consumers()
 	for _, c := range status.Consumers {
-		out.Consumers = append(out.Consumers, &brokerv1.ConsumerState{
-			Name: c.Name, Permits: c.Permits, Unacked: c.Unacked, Active: c.Active, ClientInfo: info[c.ID],
-		})
+		state := &brokerv1.ConsumerState{Name: c.Name, Permits: c.Permits, Unacked: c.Unacked, Active: c.Active}
+		if stream, ok := streams[c.ID].(*consumer); ok {
+			state.ClientInfo = stream.info
+		}
+		out.Consumers = append(out.Consumers, state)
 	}
 	return out, nil
 }
 
-func (a *admin) subscription(ctx context.Context, topic, name string) (*subscription, error) {
+func (a *admin) subscription(ctx context.Context, topic, name string) (*servedTopic, *subscription.Subscription, error) {
 	t, err := a.b.topicFor(ctx, topic, false, false)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return t.subs.get(ctx, name)
-}
-
-func (s *subscription) clientInfo() map[dispatch.ConsumerID]string {
-	s.attaching.Lock()
-	defer s.attaching.Unlock()
-	out := make(map[dispatch.ConsumerID]string, len(s.consumers))
-	for c := range s.consumers {
-		out[c.id] = c.info
-	}
-	return out
+	s, err := t.subs.Get(ctx, name)
+	return t, s, err //nolint:wrapcheck // it names both
 }
 
 // lagPatience is how long describing subscriptions waits for storage. Without it, the lag is told as far as it is known:
 // whoever asks why nothing is delivered must not wait for what may be the reason.
 const lagPatience = 500 * time.Millisecond
 
-func (s *subscription) describe(ctx context.Context) (*brokerv1.Subscription, dispatch.Status) {
-	status, kind := s.why()
-	end := s.t.log.Next()
-	s.mu.Lock()
+func (t *servedTopic) describeSubscription(ctx context.Context, s *subscription.Subscription) (*brokerv1.Subscription, dispatch.Status) {
+	p := s.Progress()
 	out := &brokerv1.Subscription{
-		Name: s.name, Type: kind, AckFloor: uint64(s.cur.Floor()), Backlog: s.cur.Backlog(end), AckHoles: s.cur.Holes(), Unacked: status.Unacked,
+		Name: s.Name(), Type: wireType(p.Type), AckFloor: uint64(p.Floor), Backlog: p.Backlog, AckHoles: p.Holes, Unacked: p.Status.Unacked,
 	}
-	floor := s.cur.Floor()
-	s.mu.Unlock()
-	for _, c := range status.Consumers {
+	for _, c := range p.Status.Consumers {
 		out.Consumers = append(out.Consumers, c.Name)
 	}
-	if at, _, ok := s.t.log.StoredAt(ctx, floor); ok {
+	if at, _, ok := t.log.StoredAt(ctx, p.Floor); ok {
 		out.LagSeconds = max(0, time.Since(time.UnixMilli(at)).Seconds())
 	}
-	return out, status
+	return out, p.Status
 }
 
 // SeekSubscription moves a subscription.
@@ -110,13 +100,13 @@ func (a *admin) SeekSubscription(ctx context.Context, req *brokerv1.SeekSubscrip
 	if req.GetTo().GetAt() == nil { // what a new subscription takes for the end would pass over everything here
 		return nil, statusError(invalid("seek subscription %q of %q: the request does not say where to", req.GetSubscription(), req.GetTopic()))
 	}
-	s, err := a.subscription(ctx, req.GetTopic(), req.GetSubscription())
+	t, s, err := a.subscription(ctx, req.GetTopic(), req.GetSubscription())
 	if err != nil {
 		return nil, statusError(err)
 	}
-	to, err := startOffset(ctx, s.t.log, req.GetTo())
+	to, err := startOffset(ctx, t.log, req.GetTo())
 	if err == nil {
-		err = s.seek(ctx, to)
+		err = s.Seek(ctx, to)
 	}
 	if err != nil {
 		return nil, statusError(err)
@@ -128,7 +118,7 @@ func (a *admin) SeekSubscription(ctx context.Context, req *brokerv1.SeekSubscrip
 func (a *admin) DeleteSubscription(ctx context.Context, req *brokerv1.DeleteSubscriptionRequest) (*brokerv1.DeleteSubscriptionResponse, error) {
 	t, err := a.b.topicFor(ctx, req.GetTopic(), false, false)
 	if err == nil {
-		err = t.subs.remove(ctx, req.GetSubscription(), req.GetForce())
+		err = t.subs.Remove(ctx, req.GetSubscription(), req.GetForce())
 	}
 	if err != nil {
 		return nil, statusError(err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/statelog"
+	"github.com/penstock-mq/penstock/pkg/subscription"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
 
@@ -34,12 +35,12 @@ type bundle struct {
 	stateReady chan struct{} // closed once state is set
 	state      *statelog.Log
 
+	subs *subscription.Bundle
+
 	mu      sync.Mutex
 	closing bool // no topic is opened any more
 	next    string
 	topics  map[string]*slot // by full name of topic or partition
-	// unsettled are subscriptions of topics that are no longer served, as long as they may still be written.
-	unsettled map[string][]*subscription
 }
 
 // slot is a topic that is being opened, or is open.
@@ -50,9 +51,12 @@ type slot struct {
 }
 
 func newBundle(b *Broker, g meta.Guard) *bundle {
-	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}, unsettled: map[string][]*subscription{}}
+	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}}
 	u.life, u.end = context.WithCancel(b.life)
 	u.opening, u.stopOpening = context.WithCancel(u.life)
+	u.subs = subscription.NewBundle(subscription.Env{
+		State: u.stateLog, Life: u.life, Go: b.spawn, Reads: b.reads, Dispatch: b.dispatch, Log: b.log,
+	})
 	u.run.Go(u.keepState)
 	return u
 }
@@ -174,50 +178,32 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 	}
 	t := &servedTopic{u: u, resolved: r, producers: map[*publisher]struct{}{}, done: make(chan struct{})}
 	t.inUse, t.retire = context.WithCancel(u.life)
-	t.subs.init(t)
 	// What was looked at may come from a late cache: opening a ledger looks again, in its own transaction.
 	guard := u.guard
 	guard.Topic = &t.record
 	t.log, err = topic.Open(u.opening, u.b.topicEnv, guard, r.chain(), topic.Config{
 		Replication: replication, RollBytes: u.b.cfg.RollBytes, RollAge: u.b.cfg.RollAge, OpenNow: producing,
-		Snapshots: &snapshots{t: t},
+		Snapshots: u.subs.Snapshots(t.stateOwner()),
 	})
 	if err != nil {
 		t.retire()
 		return nil, err //nolint:wrapcheck // chain.Open says what failed
 	}
+	t.subs = u.subs.NewSet(subscription.Config{
+		Name: t.name.String(), Owner: t.stateOwner(), Topic: t.log, Core: t.core, Gone: t.movedError,
+	})
 	return t, nil
 }
 
 // forget removes a topic that is no longer served, if it is still the one in its slot.
 func (u *bundle) forget(t *servedTopic) {
-	unsettled := t.subs.unsettled()
+	u.subs.Forget(t.subs)
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	name := t.name.String()
 	if s, ok := u.topics[name]; ok && s.t == t {
 		delete(u.topics, name)
 	}
-	if len(unsettled) > 0 {
-		u.unsettled[name] = append(u.unsettled[name], unsettled...)
-	}
-}
-
-// settle waits until nothing is being written any more of the subscriptions of a topic that was served before: who loads
-// them earlier would miss what is on its way, and write over it.
-func (u *bundle) settle(ctx context.Context, name string) error {
-	u.mu.Lock()
-	subs := u.unsettled[name]
-	u.mu.Unlock()
-	for _, s := range subs {
-		if s.settled(ctx); ctx.Err() != nil {
-			return unavailable("load subscriptions of topic", name, ctx.Err())
-		}
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	delete(u.unsettled, name) // the topic that asks is open: nothing was added meanwhile
-	return nil
 }
 
 // opened returns the topics that are open now.

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/subscription"
 )
 
 // Bounds of what one message of a stream holds.
@@ -28,15 +29,10 @@ const maxAckRanges = 100_000
 // by permits, and those by bytes (credit).
 type consumer struct {
 	t          *servedTopic
-	sub        *subscription // nil for a reader
+	at         *subscription.Consumer
 	stream     brokerv1.PubSub_ConsumeServer
 	name, info string
-	runner     *dispatch.Runner
-	id         dispatch.ConsumerID
-	generation cursor.Generation // of the cursor when it came
-	// incarnation tells the client whether it meets the same subscription as on its stream before.
-	incarnation []byte
-	kind        brokerv1.SubscriptionType
+	kind       subscription.Type
 
 	mu      sync.Mutex
 	out     []outgoing
@@ -63,7 +59,7 @@ func (p *pubsub) Consume(stream brokerv1.PubSub_ConsumeServer) error {
 	if err != nil {
 		return sendConsumeEnd(stream, err)
 	}
-	defer c.close()
+	defer c.at.Close()
 	if !p.b.spawn(c.receive) {
 		return sendConsumeEnd(stream, c.t.movedError())
 	}
@@ -74,12 +70,8 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 	if open == nil {
 		return nil, invalid("the first request of a consumer must be Subscribe")
 	}
-	kind := open.GetType()
-	if kind == brokerv1.SubscriptionType_SUBSCRIPTION_TYPE_UNSPECIFIED {
-		kind = brokerv1.SubscriptionType_SUBSCRIPTION_TYPE_EXCLUSIVE
-	}
-	if _, known := brokerv1.SubscriptionType_name[int32(kind)]; !known {
-		return nil, invalid("consumer on %s: unknown subscription type %d: want exclusive, failover or shared", open.GetTopic(), kind)
+	if _, known := brokerv1.SubscriptionType_name[int32(open.GetType())]; !known {
+		return nil, invalid("consumer on %s: unknown subscription type %d: want exclusive, failover or shared", open.GetTopic(), open.GetType())
 	}
 	if open.GetReader() != (open.GetSubscription() == "") {
 		return nil, invalid("consumer on %s: a subscription needs a name, and a reader has none", open.GetTopic())
@@ -88,8 +80,8 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 	if name == "" {
 		name = randomName("consumer")
 	}
-	if len(name) > maxSubscriptionName {
-		return nil, invalid("consumer on %s: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), maxSubscriptionName)
+	if len(name) > subscription.MaxName {
+		return nil, invalid("consumer on %s: name of %d bytes, at most %d are allowed", open.GetTopic(), len(name), subscription.MaxName)
 	}
 	ctx, stop := p.b.whileEtcdAnswers(stream.Context())
 	defer stop()
@@ -97,13 +89,11 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 	if err != nil {
 		return nil, orEtcdAway(ctx, err, "open topic", open.GetTopic())
 	}
-	c := &consumer{t: t, stream: stream, kind: kind, name: name, info: clipText(open.GetClientInfo()), wake: make(chan struct{}, 1)}
-	if err := t.subs.attached(); err != nil {
-		return nil, err
+	c := &consumer{
+		t: t, stream: stream, kind: ownType(open.GetType()), name: name, info: clipText(open.GetClientInfo()), wake: make(chan struct{}, 1),
 	}
-	start, err := c.attach(ctx, open, kind)
+	start, err := c.attach(ctx, open)
 	if err != nil {
-		t.subs.detached()
 		if lost(t, err) {
 			t.u.topicLost(t)
 			return nil, t.movedError()
@@ -114,68 +104,30 @@ func (p *pubsub) openConsumer(stream brokerv1.PubSub_ConsumeServer, open *broker
 	// Before anything that dispatch may have queued already.
 	c.out = append([]outgoing{{other: &brokerv1.ConsumeResponse{Kind: &brokerv1.ConsumeResponse_Subscribed{Subscribed: &brokerv1.Subscribed{
 		ConsumerName: name, Bundle: string(t.u.guard.Bundle), Epoch: uint64(t.u.guard.Epoch), StartOffset: uint64(start),
-		Incarnation: c.incarnation,
+		Incarnation: c.at.Incarnation(),
 	}}}}}, c.out...)
 	c.mu.Unlock()
 	return c, nil
 }
 
 // attach joins the subscription, or makes a reader's own dispatch. It returns where delivery starts.
-func (c *consumer) attach(ctx context.Context, open *brokerv1.Subscribe, kind brokerv1.SubscriptionType) (entry.Offset, error) {
+func (c *consumer) attach(ctx context.Context, open *brokerv1.Subscribe) (entry.Offset, error) {
 	who := dispatch.Consumer{Name: c.name, Priority: open.GetPriority()}
 	if open.GetReader() {
-		return c.attachReader(ctx, open, who)
+		from, err := startOffset(ctx, c.t.log, open.GetStart())
+		if err == nil {
+			c.at, err = c.t.subs.AttachReader(c, from, who)
+		}
+		return from, err
 	}
-	sub, _, err := c.t.subs.ensure(ctx, open.GetSubscription(), open.GetStart())
+	sub, _, err := c.t.subs.Ensure(ctx, open.GetSubscription(), c.t.starting(open.GetStart()))
 	if err != nil {
-		return 0, err
+		return 0, err //nolint:wrapcheck // it names the subscription
 	}
-	if err := sub.attach(c, kind, who); err != nil {
-		return 0, err
+	if c.at, err = sub.Attach(c, c.kind, who); err != nil {
+		return 0, err //nolint:wrapcheck // likewise
 	}
-	c.sub = sub
-	return sub.floor(), nil
-}
-
-func (c *consumer) attachReader(ctx context.Context, open *brokerv1.Subscribe, who dispatch.Consumer) (entry.Offset, error) {
-	from, err := startOffset(ctx, c.t.log, open.GetStart())
-	if err != nil {
-		return 0, err
-	}
-	end := c.t.log.Next()
-	c.runner = dispatch.New(dispatch.NewReader(dispatch.DefaultConfig(false), from, end), dispatch.Env{
-		Source: &source{t: c.t}, Budget: c.t.u.b.reads, Metrics: c.t.u.b.dispatch, Log: c.t.u.b.log,
-	})
-	if c.id, err = c.runner.AddConsumer(who, c); err != nil {
-		return 0, err //nolint:wrapcheck // a fresh one has room
-	}
-	s := &c.t.subs
-	s.mu.Lock()
-	ended := s.ended
-	if !ended {
-		s.readers[c] = c.runner
-	}
-	s.mu.Unlock()
-	if ended {
-		c.runner.Close()
-		return 0, c.t.movedError()
-	}
-	c.runner.Notify(c.t.log.Next())
-	return from, nil
-}
-
-// close leaves the subscription, or ends a reader's dispatch.
-func (c *consumer) close() {
-	if c.sub != nil {
-		c.sub.detach(c)
-	} else {
-		s := &c.t.subs
-		s.mu.Lock()
-		delete(s.readers, c)
-		s.mu.Unlock()
-		c.runner.Close()
-	}
-	c.t.subs.detached()
+	return sub.Floor(), nil
 }
 
 // Send queues deliveries. It is called by dispatch, and does not block.
@@ -193,7 +145,7 @@ func (c *consumer) Send(deliveries []dispatch.Delivery) {
 	c.mu.Unlock()
 	c.signal()
 	if full {
-		back := c.runner.Withdraw(c.id)
+		back := c.at.Withdraw()
 		c.mu.Lock()
 		n := c.credit.withdrawn(back)
 		c.mu.Unlock()
@@ -216,8 +168,8 @@ func (c *consumer) push(r *brokerv1.ConsumeResponse) {
 	c.signal()
 }
 
-// stop ends the stream with a last word.
-func (c *consumer) stop(why error) {
+// Stop ends the stream with a last word.
+func (c *consumer) Stop(why error) {
 	c.mu.Lock()
 	if !c.over {
 		c.over, c.ended = true, why
@@ -249,7 +201,7 @@ func (c *consumer) receive() {
 			err = c.take(req)
 		}
 		if err != nil {
-			c.stop(err)
+			c.Stop(err)
 			return
 		}
 	}
@@ -273,27 +225,28 @@ func (c *consumer) take(req *brokerv1.ConsumeRequest) error {
 
 func (c *consumer) permit(n uint32) {
 	if n > 0 {
-		c.runner.Permits(c.id, n)
+		c.at.Permits(n)
 	}
 }
 
 // acknowledge applies an acknowledgement, and answers it once it is durable if the client asked for that.
 func (c *consumer) acknowledge(ack *brokerv1.Ack) error {
-	if c.sub == nil {
+	if c.at.Subscription() == nil {
 		return invalid("a reader acknowledges nothing")
 	}
 	ranges, err := ownRanges(ack.GetRanges())
 	if err != nil {
 		return err
 	}
+	var upTo entry.Offset
 	if ack.Cumulative != nil {
-		if c.kind == brokerv1.SubscriptionType_SUBSCRIPTION_TYPE_SHARED {
-			return invalid("subscription %s is shared: cumulative acknowledgement would take other consumers' messages", c.sub.name)
+		if c.kind == subscription.Shared {
+			return invalid("subscription %s is shared: cumulative acknowledgement would take other consumers' messages", c.at.Subscription().Name())
 		}
 		if ack.GetCumulative() == ^uint64(0) {
 			return invalid("cumulative acknowledgement of offset %d, which no topic reaches", ack.GetCumulative())
 		}
-		ranges = append(ranges, cursor.Range{First: c.sub.floor(), End: entry.Offset(ack.GetCumulative()) + 1})
+		upTo = entry.Offset(ack.GetCumulative()) + 1
 	}
 	var done func(error)
 	if id := ack.GetRequestId(); id != 0 {
@@ -302,19 +255,16 @@ func (c *consumer) acknowledge(ack *brokerv1.Ack) error {
 		c.mu.Unlock()
 		done = func(err error) { c.acknowledged(id, err) }
 	}
-	end := c.t.log.Next()
-	err = c.sub.change(func(cur *cursor.Cursor) (cursor.Ticket, error) { return cur.Ack(c.generation, end, ranges...) }, done)
-	if err != nil {
+	if err = c.at.Ack(ranges, upTo, done); err != nil {
 		if done != nil {
 			done(err)
 			return nil
 		}
 		if errors.Is(err, cursor.ErrBeyondEnd) {
-			return err
+			return err //nolint:wrapcheck // it says which
 		}
-		return nil // moved, deleted or lost meanwhile: the stream is about to end, and the messages come again
+		// Moved, deleted or lost meanwhile: the stream is about to end, and the messages come again.
 	}
-	c.runner.Acked(c.generation, c.id, ranges...)
 	return nil
 }
 
@@ -331,7 +281,7 @@ func (c *consumer) acknowledged(id uint64, err error) {
 }
 
 func (c *consumer) giveBack(nack *brokerv1.Nack) error {
-	if c.sub == nil {
+	if c.at.Subscription() == nil {
 		return invalid("a reader gives nothing back")
 	}
 	ranges, err := ownRanges(nack.GetRanges())
@@ -339,7 +289,7 @@ func (c *consumer) giveBack(nack *brokerv1.Nack) error {
 		return err
 	}
 	const most = 365 * 24 * time.Hour
-	c.runner.Nacked(c.id, min(time.Duration(min(nack.GetDelayMs(), uint64(most/time.Millisecond)))*time.Millisecond, most), ranges...)
+	c.at.Nack(min(time.Duration(min(nack.GetDelayMs(), uint64(most/time.Millisecond)))*time.Millisecond, most), ranges)
 	return nil
 }
 

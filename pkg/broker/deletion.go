@@ -158,8 +158,8 @@ func (t *servedTopic) delete(ctx context.Context) error {
 	if !t.begin(true) {
 		return t.movedError()
 	}
-	t.subs.close(ctx)
-	err := t.forgetState(ctx)
+	t.subs.Close(ctx)
+	err := t.u.subs.Erase(ctx, t.subs)
 	if err == nil {
 		err = t.log.Delete(ctx)
 	}

@@ -77,7 +77,7 @@ func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {
 	if p.MessageTTL == nil || *p.MessageTTL == 0 {
 		return nil
 	}
-	subs, err := t.subs.list(ctx)
+	subs, err := t.subs.List(ctx)
 	if err != nil || len(subs) == 0 {
 		return err
 	}
@@ -86,7 +86,7 @@ func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {
 		return err //nolint:wrapcheck // it says what was looked for
 	}
 	for _, s := range subs {
-		if err := s.expire(at); err != nil {
+		if err := s.Expire(at); err != nil {
 			return err
 		}
 	}
@@ -103,18 +103,14 @@ func (t *servedTopic) snapshotProducers(ctx context.Context, _ meta.Policies) er
 // trim deletes ledgers that retention no longer asks for. It goes by durable acknowledgements only, and does nothing
 // while any subscription cannot be read.
 func (t *servedTopic) trim(ctx context.Context, p meta.Policies) error {
-	floor, err := t.subs.trimFloor(ctx)
-	if err != nil {
-		return err
-	}
-	policy := topic.TrimPolicy{Floor: floor}
+	var policy topic.TrimPolicy
 	if p.RetentionTime != nil {
 		policy.RetainTime = *p.RetentionTime
 	}
 	if p.RetentionBytes != nil {
 		policy.RetainBytes = *p.RetentionBytes
 	}
-	_, freed, err := t.log.Trim(ctx, policy)
+	floor, freed, err := t.subs.Trim(ctx, policy)
 	if freed > 0 {
 		t.u.b.log.Info("topic is trimmed", "topic", t.name, "bytes", freed, "below", floor)
 	}

@@ -35,17 +35,10 @@ func newMetrics(reg prometheus.Registerer, b *Broker) *metrics {
 		gauge("bundles", "Bundles served here.", func() float64 { return float64(len(b.all())) }),
 		gauge("topics", "Topics and partitions open here.", perTopic(func(*servedTopic) int { return 1 })),
 		gauge("producers", "Connected producers.", perTopic(func(t *servedTopic) int { return len(t.producerNames()) })),
-		gauge("consumers", "Connected consumers and readers.", perTopic(func(t *servedTopic) int { return t.subs.connected() })),
+		gauge("consumers", "Connected consumers and readers.", perTopic(func(t *servedTopic) int { return t.subs.Connected() })),
 		gauge("publish_memory_bytes", "Bytes of batches on their way to bookies.", func() float64 { return float64(b.topicEnv.Budget.Used()) }),
 		gauge("cache_memory_bytes", "Bytes of the newest entries kept for readers.", func() float64 { return float64(b.topicEnv.Cache.Used()) }),
 		gauge("read_memory_bytes", "Bytes read for consumers and not sent yet.", func() float64 { return float64(b.reads.Used()) }),
 	)
 	return m
-}
-
-// connected counts consumers and readers.
-func (s *subscriptions) connected() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.consumers
 }

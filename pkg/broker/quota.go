@@ -38,7 +38,7 @@ func (t *servedTopic) admit(bytes int) error {
 	if q.limit == limit && (q.refusing == nil && q.left >= 0 || q.refusing != nil && recent) {
 		return q.refusing
 	}
-	subs, known := t.subs.known()
+	subs, known := t.subs.Known()
 	if !known { // what the state log has of them is not waited for here
 		if recent {
 			return nil
@@ -47,18 +47,18 @@ func (t *servedTopic) admit(bytes int) error {
 		t.u.b.spawn(func() {
 			ctx, cancel := context.WithTimeout(t.inUse, time.Minute)
 			defer cancel()
-			_ = t.subs.load(ctx) // the next batch, or housekeeping, tries again
+			_ = t.subs.Load(ctx) // the next batch, or housekeeping, tries again
 		})
 		return nil
 	}
 	q.limit, q.left, q.refusing, q.at = limit, limit, nil, time.Now()
 	for _, s := range subs {
-		backlog := t.log.BytesFrom(s.floor())
+		backlog := t.log.BytesFrom(s.Floor())
 		q.left = min(q.left, limit-backlog)
 		if backlog > limit {
 			q.refusing = refuse(brokerv1.Code_CODE_BACKLOG_EXCEEDED,
 				"publish to %s: subscription %s has a backlog of %d bytes, namespace %s allows %d: consume, delete the subscription, or raise backlog-bytes",
-				t.name, s.name, backlog, t.name.NamespaceName(), limit)
+				t.name, s.Name(), backlog, t.name.NamespaceName(), limit)
 		}
 	}
 	return q.refusing
@@ -69,15 +69,15 @@ func (t *servedTopic) evict(ctx context.Context, p meta.Policies) error {
 	if p.BacklogBytes == nil || p.BacklogAction != meta.BacklogEvict {
 		return nil
 	}
-	subs, err := t.subs.list(ctx)
+	subs, err := t.subs.List(ctx)
 	if err != nil {
 		return err
 	}
 	for _, s := range subs {
-		if t.log.BytesFrom(s.floor()) <= *p.BacklogBytes {
+		if t.log.BytesFrom(s.Floor()) <= *p.BacklogBytes {
 			continue
 		}
-		if err := s.expire(t.log.OffsetKeeping(*p.BacklogBytes)); err != nil {
+		if err := s.Expire(t.log.OffsetKeeping(*p.BacklogBytes)); err != nil {
 			return err
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
-	"github.com/penstock-mq/penstock/pkg/statelog"
+	"github.com/penstock-mq/penstock/pkg/subscription"
 	"github.com/penstock-mq/penstock/pkg/topic"
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
@@ -34,7 +34,7 @@ type servedTopic struct {
 	resolved
 	u    *bundle
 	log  *topic.Topic
-	subs subscriptions
+	subs *subscription.Set
 
 	// done is closed when the topic is not served here any more, with next set before.
 	done chan struct{}
@@ -117,7 +117,7 @@ func (t *servedTopic) close(ctx context.Context, next string) {
 		<-t.done
 		return
 	}
-	t.subs.close(ctx)
+	t.subs.Close(ctx)
 	if err := t.log.Close(ctx); err != nil {
 		t.u.b.log.Warn("topic could not be closed; the next owner recovers it", "topic", t.name, "error", err)
 		t.log.Shutdown()
@@ -131,7 +131,7 @@ func (t *servedTopic) drop(next string) {
 		<-t.done
 		return
 	}
-	t.subs.drop()
+	t.subs.Drop()
 	t.log.Shutdown()
 	t.finish(next)
 }
@@ -154,56 +154,4 @@ func (t *servedTopic) movedError() error {
 	default:
 	}
 	return m
-}
-
-// snapshots keeps a topic's deduplication records in the bundle's state log.
-type snapshots struct{ t *servedTopic }
-
-// kindDedup is the kind of deduplication records in a state log. Kinds 16 to 31 are cursors'.
-const kindDedup uint8 = 32
-
-// Load returns the topic's live records.
-func (s *snapshots) Load(ctx context.Context) ([]topic.Record, error) {
-	log, err := s.t.u.stateLog(ctx)
-	if err != nil {
-		return nil, err
-	}
-	live, err := log.Load(ctx, s.t.stateOwner())
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it names the owner and what is damaged
-	}
-	var out []topic.Record
-	for _, r := range live {
-		if r.Kind == kindDedup {
-			out = append(out, topic.Record{Key: r.Key, Value: r.Value})
-		}
-	}
-	return out, nil
-}
-
-// Save appends records and waits until they are durable.
-func (s *snapshots) Save(ctx context.Context, records []topic.Record) error {
-	log, err := s.t.u.stateLog(ctx)
-	if err != nil {
-		return err
-	}
-	out := make([]statelog.Record, len(records))
-	for i, r := range records {
-		out[i] = statelog.Record{Owner: s.t.stateOwner(), Kind: kindDedup, Key: r.Key, Value: r.Value, Delete: r.Delete}
-	}
-	return appendState(ctx, log, out)
-}
-
-// appendState appends records and waits until they are durable.
-func appendState(ctx context.Context, log *statelog.Log, records []statelog.Record) error {
-	done := make(chan error, 1)
-	if err := log.Append(ctx, records, func(err error) { done <- err }); err != nil {
-		return err //nolint:wrapcheck // it says what was appended
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err() //nolint:wrapcheck // the caller's own
-	}
 }

@@ -52,10 +52,11 @@ func TestASubscriptionOfAClosedTopicTakesNoAcknowledgements(t *testing.T) {
 	}
 	ackers := make([]func(entry.Offset) error, 2)
 	for i := range ackers {
-		ack, err := cluster.Brokers()[0].Acker(t.Context(), "orders", "s")
+		ack, leave, err := cluster.Brokers()[0].Acker(t.Context(), "orders", "s")
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer leave()
 		ackers[i] = func(o entry.Offset) error { return ack(t.Context(), o) }
 		if err := ackers[i](entry.Offset(3 + 2*i)); err != nil {
 			t.Fatal(err)
@@ -108,49 +109,6 @@ func TestADeletedTopicIsNotOpenedAgain(t *testing.T) {
 			if err := o(t.Context()); err == nil {
 				t.Fatalf("topic %d was opened after another one took its name", i)
 			}
-		}
-	}
-}
-
-// A consumer that gives up while the state log is read must not begin the subscription anew: there would be two of that name,
-// and the topic would be delivered from where either stands.
-func TestASubscriptionThatIsNotReadYetIsNotCreated(t *testing.T) {
-	t.Parallel()
-	cluster, k := start(t)
-	admin := k.Admin()
-	_, err := admin.CreateTopic(t.Context(), &brokerv1.CreateTopicRequest{Topic: "orders"})
-	if err == nil {
-		_, err = admin.CreateSubscription(t.Context(), &brokerv1.CreateSubscriptionRequest{Topic: "orders", Subscription: "s", Start: client.Earliest().Start()})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := k.Producer(t.Context(), "orders")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 10 {
-		if _, err := p.Publish(t.Context(), &client.Message{Value: []byte("x")}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 10 {
-		if _, err := admin.UnloadTopic(t.Context(), &brokerv1.UnloadTopicRequest{Topic: "orders"}); err != nil {
-			t.Fatal(err)
-		}
-		ensure, release, err := cluster.Brokers()[0].LoadSlowly(t.Context(), "orders")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := ensure(ctx, "s"); err == nil {
-			t.Fatal("a subscription that was not read is there")
-		}
-		release()
-		d, err := admin.DescribeSubscription(t.Context(), &brokerv1.DescribeSubscriptionRequest{Topic: "orders", Subscription: "s"})
-		if err != nil || d.GetSubscription().GetBacklog() != 10 {
-			t.Fatalf("subscription %v, %v, want a backlog of 10", d, err)
 		}
 	}
 }

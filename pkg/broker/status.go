@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/statelog"
+	"github.com/penstock-mq/penstock/pkg/subscription"
 	"github.com/penstock-mq/penstock/pkg/topic"
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
@@ -62,6 +63,7 @@ func invalid(format string, args ...any) error {
 func codeOf(err error) (code brokerv1.Code, retryable bool) {
 	var (
 		own      *refusal
+		refused  *subscription.Error
 		moved    *movedError
 		badName  *topicname.Error
 		badFrame *frame.Error
@@ -74,12 +76,10 @@ func codeOf(err error) (code brokerv1.Code, retryable bool) {
 	)
 	switch {
 	case errors.As(err, &own):
-		switch own.code {
-		case brokerv1.Code_CODE_UNAVAILABLE, brokerv1.Code_CODE_OVERLOADED, brokerv1.Code_CODE_SUBSCRIPTION_MOVED:
-			return own.code, true
-		default:
-			return own.code, false
-		}
+		return own.code, passing(own.code)
+	case errors.As(err, &refused):
+		code = refusalCodes[refused.Reason]
+		return code, passing(code)
 	case errors.As(err, &moved):
 		return brokerv1.Code_CODE_NOT_OWNER, true
 	case errors.As(err, &badName), errors.As(err, &badFrame), errors.Is(err, meta.ErrInvalid),
@@ -116,6 +116,11 @@ func codeOf(err error) (code brokerv1.Code, retryable bool) {
 		return brokerv1.Code_CODE_UNAVAILABLE, true
 	}
 	return brokerv1.Code_CODE_INTERNAL, true
+}
+
+// passing tells of a refusal whether it may be worth while to come again.
+func passing(c brokerv1.Code) bool {
+	return c == brokerv1.Code_CODE_UNAVAILABLE || c == brokerv1.Code_CODE_OVERLOADED || c == brokerv1.Code_CODE_SUBSCRIPTION_MOVED
 }
 
 // wireError is what a stream tells a client of an error.

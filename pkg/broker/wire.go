@@ -16,6 +16,11 @@ func ownPosition(p *brokerv1.Position) entry.Position {
 	return entry.Position{Ledger: entry.LedgerID(p.GetLedger()), Entry: entry.EntryID(p.GetEntry()), Batch: p.GetBatch()}
 }
 
+// starting is where a new subscription is to begin.
+func (t *servedTopic) starting(start *brokerv1.Start) func(context.Context) (entry.Offset, error) {
+	return func(ctx context.Context) (entry.Offset, error) { return startOffset(ctx, t.log, start) }
+}
+
 // startOffset turns a start into an offset between the earliest stored and the end. None means the end.
 func startOffset(ctx context.Context, t *topic.Topic, start *brokerv1.Start) (entry.Offset, error) {
 	earliest, end := t.Earliest(), t.Next()

@@ -1,0 +1,216 @@
+package subscription_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/penstock-mq/penstock/pkg/chain/chaintest"
+	"github.com/penstock-mq/penstock/pkg/cursor"
+	"github.com/penstock-mq/penstock/pkg/dispatch"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/subscription"
+	"github.com/penstock-mq/penstock/pkg/topic"
+)
+
+func reason(t *testing.T, err error) subscription.Reason {
+	t.Helper()
+	var refused *subscription.Error
+	if !errors.As(err, &refused) {
+		t.Fatalf("%v, want a refusal", err)
+	}
+	return refused.Reason
+}
+
+// What was acknowledged stays so when the topic is opened again, and nothing else does; trimming goes by it.
+func TestAcknowledgementsOutliveAClosing(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.publish(10)
+	for _, o := range []entry.Offset{0, 1, 2, 5} {
+		c, err := s.ensure("s").Attach(newStream(), subscription.Shared, dispatch.Consumer{})
+		check(t, err)
+		ack(t, c, o)
+		c.Close()
+		s.again()
+	}
+	p := s.ensure("s").Progress()
+	if p.Floor != 3 || p.Backlog != 6 || p.Holes != 1 {
+		t.Fatalf("floor %d, backlog %d, %d holes, want 3, 6 and 1", p.Floor, p.Backlog, p.Holes)
+	}
+	floor, err := s.set.TrimFloor(t.Context())
+	if err != nil || floor != 3 {
+		t.Fatalf("trim floor %d, %v, want 3", floor, err)
+	}
+}
+
+// Delivery skips what is acknowledged, goes on with what is published later, and follows a seek.
+func TestDelivery(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.publish(3)
+	sub := s.ensure("s")
+	first := newStream()
+	c, err := sub.Attach(first, subscription.Exclusive, dispatch.Consumer{})
+	check(t, err)
+	defer c.Close()
+	_, err = sub.Attach(newStream(), subscription.Shared, dispatch.Consumer{})
+	if reason(t, err) != subscription.Conflict {
+		t.Fatal(err)
+	}
+	c.Permits(4)
+	first.await(t, 3)
+	s.publish(1)
+	if got := first.await(t, 4); !slices.Equal(got, []entry.Offset{0, 1, 2, 3}) {
+		t.Fatalf("delivered %v", got)
+	}
+	reader := newStream()
+	r, err := s.set.AttachReader(reader, 2, dispatch.Consumer{})
+	check(t, err)
+	r.Permits(10)
+	if got := reader.await(t, 2); !slices.Equal(got, []entry.Offset{2, 3}) {
+		t.Fatalf("a reader was delivered %v", got)
+	}
+	r.Close()
+	if n := s.set.Connected(); n != 1 {
+		t.Fatalf("%d connected", n)
+	}
+	check(t, c.Ack(nil, 2, nil))
+	check(t, sub.Seek(t.Context(), 1))
+	if reason(t, first.stopped) != subscription.Moved {
+		t.Fatal(first.stopped)
+	}
+	if err := c.Ack([]cursor.Range{{First: 1, End: 2}}, 0, nil); !errors.Is(err, cursor.ErrStaleGeneration) {
+		t.Fatalf("acknowledged what was delivered before a move: %v", err)
+	}
+	c.Close()
+	second := newStream()
+	c2, err := sub.Attach(second, subscription.Shared, dispatch.Consumer{})
+	check(t, err)
+	defer c2.Close()
+	c2.Permits(10)
+	if got := second.await(t, 3); !slices.Equal(got, []entry.Offset{1, 2, 3}) {
+		t.Fatalf("delivered %v after a move to 1", got)
+	}
+}
+
+// A consumer that gives up while the state log is read must not begin the subscription anew: there would be two of that
+// name, and the topic would be delivered from where either stands.
+func TestASubscriptionThatIsNotReadYetIsNotCreated(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.ensure("s")
+	s.publish(10)
+	for range 10 {
+		s.again()
+		release := s.hold()
+		loading := make(chan error, 1)
+		go func() { loading <- s.set.Load(t.Context()) }()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 2 { // as the one who loads, and as one who waits for that
+			if _, _, err := s.set.Ensure(ctx, "s", at(10)); err == nil {
+				t.Fatal("a subscription that was not read is there")
+			}
+		}
+		release()
+		check(t, <-loading)
+		if p := s.ensure("s").Progress(); p.Floor != 0 {
+			t.Fatalf("the subscription is at %d, want 0", p.Floor)
+		}
+	}
+}
+
+// A topic is not opened again before what its subscriptions had under way is written.
+func TestALateFlushIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.publish(10)
+	c, err := s.ensure("s").Attach(newStream(), subscription.Shared, dispatch.Consumer{})
+	check(t, err)
+	defer c.Close()
+	release := s.hold()
+	done := make(chan error, 1)
+	check(t, c.Ack([]cursor.Range{{First: 0, End: 4}}, 0, func(err error) { done <- err }))
+	s.set.Drop()
+	if err := c.Ack([]cursor.Range{{First: 4, End: 5}}, 0, nil); !errors.Is(err, topic.ErrClosed) {
+		t.Fatalf("acknowledged at a set that is dropped: %v", err)
+	}
+	s.b.Forget(s.set)
+	s.serveTopic()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.set.Get(ctx, "s"); err == nil {
+		t.Fatal("read while the former flush is under way")
+	}
+	release()
+	check(t, func() error { _, err := s.set.Get(t.Context(), "s"); return err }())
+	check(t, <-done)
+	if p := s.ensure("s").Progress(); p.Floor != 4 {
+		t.Fatalf("the subscription is at %d, want 4", p.Floor)
+	}
+}
+
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.publish(10)
+	st := newStream()
+	c, err := s.ensure("s").Attach(st, subscription.Shared, dispatch.Consumer{})
+	check(t, err)
+	defer c.Close()
+	ack(t, c, 3)
+	if r := reason(t, s.set.Remove(t.Context(), "s", false)); r != subscription.Refused {
+		t.Fatal(r)
+	}
+	check(t, s.set.Remove(t.Context(), "s", true))
+	if reason(t, st.stopped) != subscription.NotFound {
+		t.Fatal(st.stopped)
+	}
+	for range 2 {
+		_, err := s.set.Get(t.Context(), "s")
+		if reason(t, err) != subscription.NotFound {
+			t.Fatal(err)
+		}
+		if owners := s.log.Owners(); len(owners) != 0 {
+			t.Fatalf("the state log still has something of %v", owners)
+		}
+		s.again()
+	}
+	if p := s.ensure("s").Progress(); p.Floor != 0 || p.Holes != 0 {
+		t.Fatalf("a subscription of an old name begins at %d with %d holes", p.Floor, p.Holes)
+	}
+	s.set.Close(t.Context())
+	check(t, s.b.Erase(t.Context(), s.set))
+	if owners := s.log.Owners(); len(owners) != 0 {
+		t.Fatalf("the state log still has something of %v", owners)
+	}
+	if _, _, err := s.set.Ensure(t.Context(), "other", at(0)); !errors.Is(err, errGone) {
+		t.Fatalf("a subscription is created at a set that is closed: %v", err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	for _, name := range []string{"", "a b", "a/b", "a\n", string(make([]byte, 201)), "\xff"} {
+		_, _, err := s.set.Ensure(t.Context(), name, at(0))
+		if reason(t, err) != subscription.Invalid {
+			t.Fatalf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestSnapshots(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.ensure("s")
+	store := s.b.Snapshots(owner)
+	check(t, store.Save(t.Context(), []topic.Record{{Key: []byte("a"), Value: []byte("1")}, {Key: []byte("b"), Value: []byte("2")}}))
+	check(t, store.Save(t.Context(), []topic.Record{{Key: []byte("a"), Delete: true}}))
+	got, err := store.Load(t.Context())
+	if err != nil || len(got) != 1 || string(got[0].Key) != "b" || string(got[0].Value) != "2" {
+		t.Fatalf("%v, %v", got, err)
+	}
+}
