@@ -35,7 +35,7 @@ type Broker struct {
 	log  *slog.Logger
 
 	owner  *ownership.Runner
-	peers  *peers
+	peers  *ownership.Peers
 	ticker *ledger.Ticker
 
 	topicEnv topic.Env
@@ -80,7 +80,9 @@ func New(cfg Config, deps Deps) (*Broker, error) {
 		Self: cfg.Self, Meta: deps.Meta, View: deps.Cache, Session: deps.Session, Host: b, Log: deps.Log,
 		Probe: func(ctx context.Context, k meta.BrokerInfo) ownership.Presence { return presence(ctx, cfg.Self, k) },
 	})
-	b.peers = newPeers(cfg.Self.ID, b.owner, deps.Log)
+	b.peers = &ownership.Peers{
+		Self: cfg.Self.ID, View: deps.Cache, Listener: b.owner, Pinger: pinger{self: cfg.Self.ID, log: deps.Log}.converse, Log: deps.Log,
+	}
 	b.metrics = newMetrics(deps.Registerer, b)
 	b.topicEnv, b.stateEnv = b.environments()
 	return b, nil
@@ -128,12 +130,11 @@ func (b *Broker) Register(s grpc.ServiceRegistrar) {
 // handed over unless Drain was called before.
 func (b *Broker) Run(ctx context.Context) {
 	var loops sync.WaitGroup
-	loops.Go(func() { b.followBrokers(ctx) })
+	loops.Go(func() { b.peers.Run(ctx) })
 	loops.Go(func() { b.keepHouse(ctx) })
 	loops.Go(func() { b.followDeletions(ctx) })
 	b.owner.Run(ctx)
 	loops.Wait()
-	b.peers.close()
 	b.end()
 	b.mu.Lock()
 	bundles := b.bundles
@@ -233,17 +234,4 @@ func (b *Broker) spawn(f func()) bool {
 	}
 	b.work.Go(f)
 	return true
-}
-
-// followBrokers pings whoever is registered.
-func (b *Broker) followBrokers(ctx context.Context) {
-	for {
-		changed := b.deps.Cache.Changed(meta.KindBrokers)
-		b.peers.set(ctx, b.deps.Cache.Brokers())
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		}
-	}
 }

@@ -22,126 +22,18 @@ import (
 // redialTimeout bounds the one connection attempt that tells a dead process from a broken stream.
 const redialTimeout = 200 * time.Millisecond
 
-// peerListener learns what pings tell of a peer, again and again as long as it is so: it may hear of a peer's suspicion
-// before it hears of the peer.
-type peerListener interface {
-	PeerSuspected(peer meta.BrokerInfo, refused bool)
-	PeerTrusted(peer meta.BrokerInfo)
-	PeerDraining(peer meta.BrokerInfo)
+// pinger is an ownership.Pinger over gRPC. After each stream that broke, or could not be had, it finds out whether
+// anybody listens there.
+type pinger struct {
+	self string
+	log  *slog.Logger
 }
 
-// peers keeps one ping stream to each live broker, from the moment that its registration is seen. A broker that refuses
-// connections is suspect at once, whether there was a stream or not, and one that is silent after silenceLimit.
-type peers struct {
-	self     string
-	listener peerListener
-	log      *slog.Logger
-
-	mu     sync.Mutex
-	closed bool
-	pings  map[string]*peer // by broker id
-	wait   sync.WaitGroup
-}
-
-type peer struct {
-	info   meta.BrokerInfo
-	cancel context.CancelFunc
-	done   chan struct{} // closed when nothing more is told of it
-}
-
-func newPeers(self string, listener peerListener, log *slog.Logger) *peers {
-	return &peers{self: self, listener: listener, log: log, pings: map[string]*peer{}}
-}
-
-// set makes the peers those of brokers, less this one.
-func (p *peers) set(ctx context.Context, brokers []meta.BrokerInfo) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
-	live := map[string]meta.BrokerInfo{}
-	for _, b := range brokers {
-		if b.ID != p.self {
-			live[b.ID] = b
-		}
-	}
-	for id, old := range p.pings {
-		if b, ok := live[id]; !ok || b.Peer != old.info.Peer || !b.Started.Equal(old.info.Started) {
-			old.cancel()
-			<-old.done // it waits for nothing but its end
-			delete(p.pings, id)
-		}
-	}
-	for id, b := range live {
-		if _, ok := p.pings[id]; ok {
-			continue
-		}
-		ctx, cancel := context.WithCancel(ctx)
-		one := &peer{info: b, cancel: cancel, done: make(chan struct{})}
-		p.pings[id] = one
-		p.wait.Go(func() {
-			defer close(one.done)
-			p.watch(ctx, b)
-		})
-	}
-}
-
-// close ends all pings and waits for them.
-func (p *peers) close() {
-	p.mu.Lock()
-	p.closed = true
-	for _, peer := range p.pings {
-		peer.cancel()
-	}
-	p.mu.Unlock()
-	p.wait.Wait()
-}
-
-// watch judges one peer until ctx ends. It never waits for the peer: whoever does that (converse) tells it what comes.
-func (p *peers) watch(ctx context.Context, b meta.BrokerInfo) {
-	start := time.Now()
-	var pulse pulse
-	pongs := make(chan *brokerv1.PingResponse, 1)
-	refusals := make(chan error, 1)
-	p.wait.Go(func() { p.converse(ctx, b, pongs, refusals) })
-	ticker := time.NewTicker(pingEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case pong := <-pongs:
-			if pulse.heard(time.Since(start)) {
-				p.log.Info("peer answers", "peer", b.ID)
-				p.listener.PeerTrusted(b)
-			}
-			if pong.GetDraining() {
-				p.listener.PeerDraining(b)
-			}
-		case err := <-refusals:
-			if pulse.refused() {
-				p.log.Warn("peer is suspect", "peer", b.ID, "why", "it refuses connections", "error", err)
-			}
-			p.listener.PeerSuspected(b, true)
-		case <-ticker.C:
-			if pulse.look(time.Since(start)) {
-				p.log.Warn("peer is suspect", "peer", b.ID, "why", "pings are not answered")
-			}
-			if pulse.suspect {
-				p.listener.PeerSuspected(b, false)
-			}
-		}
-	}
-}
-
-// converse keeps a ping stream to a peer, and after each that broke, or could not be had, finds out whether anybody
-// listens there.
-func (p *peers) converse(ctx context.Context, b meta.BrokerInfo, pongs chan<- *brokerv1.PingResponse, refusals chan<- error) {
+func (p pinger) converse(ctx context.Context, b meta.BrokerInfo, pong func(draining bool), refusal func(error)) {
 	conn, err := grpc.NewClient("passthrough:///"+b.Peer,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: pingEvery, Multiplier: 1.2, MaxDelay: time.Second},
+			Backoff:           backoff.Config{BaseDelay: ownership.PingEvery, Multiplier: 1.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
 		}))
 	if err != nil {
@@ -150,19 +42,16 @@ func (p *peers) converse(ctx context.Context, b meta.BrokerInfo, pongs chan<- *b
 	}
 	defer conn.Close()
 	for ctx.Err() == nil {
-		err := p.ping(ctx, conn, pongs)
+		err := p.ping(ctx, conn, pong)
 		if ctx.Err() == nil && refused(ctx, b.Peer) {
-			select {
-			case refusals <- err:
-			case <-ctx.Done():
-			}
+			refusal(err)
 		}
-		sleep(ctx, pingEvery)
+		sleep(ctx, ownership.PingEvery)
 	}
 }
 
 // ping pings a peer until the stream breaks, and returns why.
-func (p *peers) ping(ctx context.Context, conn *grpc.ClientConn, pongs chan<- *brokerv1.PingResponse) error {
+func (p pinger) ping(ctx context.Context, conn *grpc.ClientConn, pong func(draining bool)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var sending sync.WaitGroup
 	defer sending.Wait()
@@ -173,21 +62,17 @@ func (p *peers) ping(ctx context.Context, conn *grpc.ClientConn, pongs chan<- *b
 	}
 	sending.Go(func() {
 		for seq := uint64(1); ; seq++ {
-			if stream.Send(&brokerv1.PingRequest{From: p.self, Seq: seq}) != nil || !sleep(ctx, pingEvery) {
+			if stream.Send(&brokerv1.PingRequest{From: p.self, Seq: seq}) != nil || !sleep(ctx, ownership.PingEvery) {
 				return // the receiver learns why
 			}
 		}
 	})
 	for {
-		pong, err := stream.Recv()
+		answer, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		select {
-		case pongs <- pong:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+		pong(answer.GetDraining())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,12 +53,23 @@ func (c told) await(t *testing.T, want string) {
 func watchPeer(t *testing.T, addr string) told {
 	t.Helper()
 	heard := make(told, 1000)
-	p := newPeers("self", heard, slog.New(slog.DiscardHandler))
+	log := slog.New(slog.DiscardHandler)
+	p := &ownership.Peers{
+		Self: "self", View: brokers{{ID: "self", Peer: "127.0.0.1:1"}, {ID: "peer", Peer: addr, Started: time.UnixMilli(1)}},
+		Listener: heard, Pinger: pinger{self: "self", log: log}.converse, Log: log,
+	}
 	ctx, cancel := context.WithCancel(t.Context())
-	p.set(ctx, []meta.BrokerInfo{{ID: "self", Peer: "127.0.0.1:1"}, {ID: "peer", Peer: addr, Started: time.UnixMilli(1)}})
-	t.Cleanup(func() { cancel(); p.close() })
+	var run sync.WaitGroup
+	run.Go(func() { p.Run(ctx) })
+	t.Cleanup(func() { cancel(); run.Wait() })
 	return heard
 }
+
+// brokers is a view that does not change.
+type brokers []meta.BrokerInfo
+
+func (b brokers) Brokers() []meta.BrokerInfo        { return b }
+func (b brokers) Changed(meta.Kind) <-chan struct{} { return nil }
 
 func listen(t *testing.T) net.Listener {
 	t.Helper()

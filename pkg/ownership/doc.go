@@ -6,8 +6,8 @@
 // and every transaction and every ledger of the old owner fails from then on. A wrong suspicion costs a
 // reconnect, never a message.
 //
-// [Core] is a state machine without goroutines or clocks; [Owner] feeds it from watch caches, the lease, the peers'
-// pings and a ticker, and carries its actions out:
+// [Core] is a state machine without goroutines or clocks; [Runner] feeds it from watch caches, the lease, the pings of
+// [Peers] and a ticker, and carries its actions out:
 //
 //	for event := range events {
 //		for _, action := range core.Step(event) {

@@ -126,7 +126,7 @@ func (r *Runner) Run(ctx context.Context) {
 		switch i, err := r.sched.Wait(ctx, sched.Channels{r.wake, tick}); {
 		case err != nil:
 			stop()
-			r.work.Wait() //nolint:contextcheck // ctx is what ends it
+			r.work.Wait()
 			return
 		case i == 1:
 			tick, stop = sched.After(r.sched, tickEvery)

@@ -1,18 +1,19 @@
-package broker
+package ownership
 
 import "time"
 
 // Limits of how long a peer may be silent.
 const (
-	pingEvery = 150 * time.Millisecond
+	// PingEvery is how often a broker pings another.
+	PingEvery = 150 * time.Millisecond
 	// silenceLimit is how long a peer may leave pings unanswered before it is suspect.
 	silenceLimit = 600 * time.Millisecond
 	// stallLimit is a gap between two looks at the clock that says that this process stood still itself
 	// (stopped, starved), so that the peers' silence proves nothing.
-	stallLimit = 2 * pingEvery
+	stallLimit = 2 * PingEvery
 )
 
-// pulse decides whether one peer seems dead. It has no clock: the caller looks at it about every pingEvery, by a time
+// pulse decides whether one peer seems dead. It has no clock: the caller looks at it about every PingEvery, by a time
 // that starts at 0 with the zero pulse, which suspects nothing and has heard nothing yet.
 type pulse struct {
 	suspect bool

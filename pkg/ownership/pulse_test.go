@@ -1,4 +1,4 @@
-package broker
+package ownership
 
 import (
 	"testing"
@@ -10,22 +10,22 @@ func TestSilenceMakesAPeerSuspectAndAnAnswerClearsIt(t *testing.T) {
 	var p pulse
 	now := time.Duration(0)
 	for now < silenceLimit {
-		now += pingEvery
+		now += PingEvery
 		if p.look(now) && now <= silenceLimit {
 			t.Fatalf("suspect after %v of silence", now)
 		}
 	}
-	now += pingEvery
+	now += PingEvery
 	if !p.look(now) || !p.suspect {
 		t.Fatalf("not suspect after %v of silence", now)
 	}
-	if p.look(now + pingEvery) {
+	if p.look(now + PingEvery) {
 		t.Fatal("suspected twice")
 	}
-	if !p.heard(now+2*pingEvery) || p.suspect {
+	if !p.heard(now+2*PingEvery) || p.suspect {
 		t.Fatal("still suspect after an answer")
 	}
-	if p.heard(now + 3*pingEvery) {
+	if p.heard(now + 3*PingEvery) {
 		t.Fatal("the second answer is news")
 	}
 }
@@ -42,15 +42,15 @@ func TestARefusedConnectionIsEnough(t *testing.T) {
 func TestOwnStandstillProvesNothing(t *testing.T) {
 	t.Parallel()
 	var p pulse
-	p.look(pingEvery)
+	p.look(PingEvery)
 	if p.look(time.Minute) {
 		t.Fatal("suspect right after standing still")
 	}
 	now := time.Minute
 	for range 10 {
-		now += pingEvery
+		now += PingEvery
 		if p.look(now) {
-			if silent := now - time.Minute; silent < silenceLimit-pingEvery {
+			if silent := now - time.Minute; silent < silenceLimit-PingEvery {
 				t.Fatalf("suspected %v after going on", silent)
 			}
 			return
