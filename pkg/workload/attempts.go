@@ -61,6 +61,7 @@ func (a *attempting) settle(o Outcome, where Receipt) {
 		return
 	}
 	a.run.book.Settle(t, o, where)
+	a.run.failedAt = time.Now()
 }
 
 // attempt publishes with one producer, until it fails or has published enough.

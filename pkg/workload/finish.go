@@ -124,6 +124,14 @@ func (r *Run) close(ctx context.Context) error {
 	return nil
 }
 
+// Ended tells whether everything published has its outcome and the end of the run was published after it, so that what
+// is missing from a reading is not there.
+func (r *Run) Ended() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lastWords != nil
+}
+
 // over says that there will be no more last words than there are.
 func (r *Run) over() {
 	r.mu.Lock()

@@ -117,12 +117,16 @@ var Columns = []string{"sent", "acked", "received", "lost", "duplicated", "reord
 // Cells are the report as a line of a table. Duplicated counts what is stored twice, allowed or not, and not what was
 // delivered twice.
 func (r Report) Cells() []string {
-	other := r.Count(Phantom) + r.Count(Gap) + r.Count(Changed) + r.Count(Misplaced)
 	var out []string
-	for _, n := range []uint64{r.Sent, r.Acknowledged, r.Received, r.Count(Lost), r.StoredTwice, r.Count(Reordered), other} {
+	for _, n := range []uint64{r.Sent, r.Acknowledged, r.Received, r.Count(Lost), r.StoredTwice, r.Count(Reordered), r.OtherwiseWrong()} {
 		out = append(out, strconv.FormatUint(n, 10))
 	}
 	return out
+}
+
+// OtherwiseWrong counts phantoms, gaps, changed and misplaced messages.
+func (r Report) OtherwiseWrong() uint64 {
+	return r.Count(Phantom) + r.Count(Gap) + r.Count(Changed) + r.Count(Misplaced)
 }
 
 // Judge compares a reading, which should be complete, with what was sent. dedup tells that deduplication was on, so that

@@ -81,6 +81,7 @@ type Run struct {
 	acked     uint64
 	received  uint64
 	failures  []error
+	failedAt  time.Time            // when a message failed last
 	lastWords map[int]entry.Offset // once the run has ended
 	ended     chan struct{}        // closed when the last words are said, or never will be
 	complete  chan struct{}        // closed when the reading is
@@ -204,9 +205,11 @@ func (r *Run) settle(s sentMessage) {
 		r.acknowledged(s.tag, Receipt{Partition: id.Partition, Offset: id.Offset, Known: !s.receipt.Duplicate()})
 	case client.OutcomeUnknown(err):
 		r.book.Settle(s.tag, Unknown, Receipt{})
+		r.failedAt = time.Now()
 		r.failed(err)
 	default:
 		r.book.Settle(s.tag, Refused, Receipt{})
+		r.failedAt = time.Now()
 		r.failed(err)
 	}
 }
@@ -351,13 +354,16 @@ type Watch struct {
 }
 
 // Stop ends measuring and returns the longest stretch without an acknowledgement since Watch. A stretch that has not
-// ended counts if some message waits.
+// ended counts if some message waits, or until the last one that waited has failed.
 func (w *Watch) Stop() time.Duration {
 	w.run.mu.Lock()
 	defer w.run.mu.Unlock()
 	now := time.Now()
 	if w.run.book.Unsettled() == 0 {
 		now = w.stretch.from
+		if w.run.failedAt.After(now) {
+			now = w.run.failedAt
+		}
 	}
 	return w.run.stretches.Stop(w.stretch, now)
 }

@@ -74,6 +74,7 @@ func TestRunCutShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	watch := run.Watch()
 	if err := run.AwaitReceived(t.Context(), 50); err != nil {
 		t.Fatal(err)
 	}
@@ -85,8 +86,11 @@ func TestRunCutShort(t *testing.T) {
 	if err == nil || report.Acknowledged < acked || report.Err() != nil {
 		t.Fatalf("%v, %v, %v", report, report.Err(), err)
 	}
-	if _, err := run.Reread(t.Context()); err == nil {
+	if _, err := run.Reread(t.Context()); err == nil || run.Ended() {
 		t.Fatal("read again although the run has no end")
+	}
+	if d := watch.Stop(); d < 200*time.Millisecond { // the life of a message that is not acknowledged any more
+		t.Errorf("it stood still for %v", d)
 	}
 	c.StartBookie(0)
 }

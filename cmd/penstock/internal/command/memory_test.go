@@ -30,13 +30,14 @@ func TestUnusedMemoryIsSeen(t *testing.T) { //nolint:paralleltest // it looks at
 	low := sampleMemory().unused
 	func() {
 		var used [][]byte
-		for range 64 {
+		for range 256 {
 			used = append(used, make([]byte, 1<<20))
 		}
 		runtime.KeepAlive(used)
 	}()
 	runtime.GC()
-	if high := sampleMemory().unused; high < low+48<<20 {
+	// Some of it the runtime may have given back by now.
+	if high := sampleMemory().unused; high < low+64<<20 {
 		t.Fatalf("%d MiB unused after a load, %d before", high>>20, low>>20)
 	}
 	debug.FreeOSMemory()
