@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,7 +25,10 @@ import (
 
 var runs = flag.Int("etcdmodel.runs", 30, "how many random runs are compared with etcd")
 
-var etcd *embedetcd.Server
+var (
+	etcd   *embedetcd.Server
+	series atomic.Int64 // tells keys of one run from those of another, also if tests are repeated
+)
 
 func TestMain(m *testing.M) {
 	flag.Parse()
@@ -420,7 +424,7 @@ func TestAnswersAsEtcdDoes(t *testing.T) {
 	for seed := range *runs {
 		t.Run(strconv.Itoa(seed), func(t *testing.T) {
 			r := &run{
-				t: t, rng: rand.New(rand.NewPCG(uint64(seed), 2)), prefix: fmt.Sprintf("m%04d/", seed),
+				t: t, rng: rand.New(rand.NewPCG(uint64(seed), 2)), prefix: fmt.Sprintf("m%04d-%d/", seed, series.Add(1)),
 				model: etcdmodel.New(), real: clientv3.RetryKVClient(etcd.Client()),
 			}
 			now, err := etcd.Client().Get(t.Context(), "x")
