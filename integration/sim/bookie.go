@@ -341,7 +341,7 @@ func (b *bookieProcess) stored(x *pendingAdd, err error) {
 	}
 	b.w.trace(b.name, entrySubject(x.Ledger, x.Entry), "add %d:%d term %d: %v", x.Ledger, x.Entry, x.Term, codeOf(err))
 	x.reply(err)
-	b.wakeWaits()
+	b.wakeWaits(x.Ledger)
 }
 
 func (b *bookieProcess) fence(f bookiewire.Fence, reply func(bookiewire.FenceReply, error)) {
@@ -390,7 +390,7 @@ func (b *bookieProcess) read(r bookiewire.Read, reply func(bookiewire.ReadReply,
 func (b *bookieProcess) writeLAC(r bookiewire.WriteLAC, reply func(error)) {
 	b.store.WriteLAC(r, func(err error) {
 		reply(err)
-		b.wakeWaits()
+		b.wakeWaits(r.Ledger)
 	})
 	b.work()
 }
@@ -440,10 +440,10 @@ func (b *bookieProcess) tryWait(x *lacWait) bool {
 	return false
 }
 
-func (b *bookieProcess) wakeWaits() {
+func (b *bookieProcess) wakeWaits(ledger entry.LedgerID) {
 	kept := b.waits[:0]
 	for _, x := range b.waits {
-		if !b.tryWait(x) {
+		if x.reply != nil && (x.ledger != ledger || !b.tryWait(x)) {
 			kept = append(kept, x)
 		}
 	}

@@ -1,11 +1,16 @@
 package sim_test
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
+	"runtime/debug"
 	"strconv"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,7 +43,8 @@ func TestSeed(t *testing.T) {
 		t.Run(strconv.FormatUint(wanted, 10), func(t *testing.T) { runSeed(t, wanted) })
 		return
 	}
-	began := time.Now()
+	debug.SetGCPercent(400) // little lives, much is thrown away
+	began, cpuBegan := time.Now(), cpuTime()
 	var total sim.Result
 	for seed := *from; seed < *from+n; seed++ {
 		r, err := sim.Run(options(seed))
@@ -64,10 +70,29 @@ func TestSeed(t *testing.T) {
 			total.Appends[i] += v
 		}
 	}
-	took := time.Since(began)
-	t.Logf("%d seeds: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.2f s of it per simulated half hour",
+	took, cpu := time.Since(began), cpuTime()-cpuBegan
+	t.Logf("%d seeds: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
 		n, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Compactions, total.Boots, total.Checked, total.Served,
-		took.Seconds()/float64(n), took.Seconds()/total.Simulated.Hours()/2)
+		took.Seconds()/float64(n), cpu.Seconds()/float64(n), cpu.Seconds()/total.Simulated.Hours()/2)
+}
+
+// cpuTime is what this process has used.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func TestMain(m *testing.M) {
+	if sim.Commit == "" {
+		sim.Commit = "unknown"
+		if out, err := exec.CommandContext(context.Background(), "git", "describe", "--always", "--dirty", "--abbrev=12").Output(); err == nil {
+			sim.Commit = strings.TrimSpace(string(out))
+		}
+	}
+	os.Exit(m.Run())
 }
 
 func runSeed(t *testing.T, seed uint64) {
@@ -86,6 +111,30 @@ func TestTraceIsRepeatable(t *testing.T) {
 		b, errB := sim.Run(options(seed))
 		if a != b || (errA == nil) != (errB == nil) {
 			t.Errorf("seed %d: %+v, then %+v", seed, a, b)
+		}
+	}
+}
+
+// TestPinned runs what testdata/pinned has: seeds that have found something, each with its minutes. They stay for ever,
+// though each change of the simulation or the product gives them other runs.
+func TestPinned(t *testing.T) {
+	t.Parallel()
+	list, err := os.ReadFile("testdata/pinned")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(list)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		var opt sim.Options
+		var minutes float64
+		if _, err := fmt.Sscan(line, &opt.Seed, &minutes); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		opt.Faulty = time.Duration(minutes * float64(time.Minute))
+		if _, err := sim.Run(opt); err != nil {
+			t.Error(err)
 		}
 	}
 }

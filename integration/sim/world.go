@@ -41,11 +41,17 @@ type Failure struct {
 	Shape string
 }
 
+// Commit is the source that runs, for failures to name. A program that was built to be kept has it from the linker: -ldflags
+// "-X github.com/penstock-mq/penstock/integration/sim.Commit=…".
+var Commit = ""
+
 // Error prints everything that is needed to look into it.
 func (f *Failure) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "invariant %s is violated: %s\nseed %d, %s, faults %v\nreplay: go test ./integration/sim -run 'Seed/%d' -v\n",
-		f.Invariant, f.Detail, f.Options.Seed, f.Shape, f.Options.Faults, f.Options.Seed)
+	o := f.Options
+	fmt.Fprintf(&b, "invariant %s is violated: %s\nseed %d, commit %s\n%v of faults %v, one request to etcd in %d is lost\n%s\n",
+		f.Invariant, f.Detail, o.Seed, Commit, o.Faulty, o.Faults, o.Loss, f.Shape)
+	fmt.Fprintf(&b, "replay: go test ./integration/sim -v -run 'Seed/%d$' -minutes %v\n", o.Seed, o.Faulty.Minutes())
 	for _, l := range f.Story {
 		b.WriteString(l)
 		b.WriteByte('\n')
