@@ -157,8 +157,11 @@ func (s *Set) Ensure(ctx context.Context, name string, start func(context.Contex
 	if err := checkName(name); err != nil {
 		return nil, false, err
 	}
-	if sub, err = s.find(ctx, name); sub != nil || err != nil {
-		return sub, false, err
+	if sub, err = s.find(ctx, name); err != nil {
+		return nil, false, err
+	}
+	if sub != nil {
+		return sub, false, sub.awaitMade(ctx) // who made it may wait for that still
 	}
 	at, err := start(ctx)
 	if err != nil {
@@ -177,10 +180,11 @@ func (s *Set) Ensure(ctx context.Context, name string, start func(context.Contex
 		sub = existing
 	default:
 		sub, created = newSubscription(s, cur), true
+		sub.made = cur.Ticket()
 		s.byName[name], s.sorted = sub, nil
 	}
 	s.mu.Unlock()
-	return sub, created, sub.wait(ctx, "write state of subscription", func(c *cursor.Cursor) (cursor.Ticket, error) { return c.Ticket(), nil }, func() {})
+	return sub, created, sub.awaitMade(ctx)
 }
 
 func (b *Bundle) newUUID() entry.UUID {

@@ -22,6 +22,7 @@ import (
 type Subscription struct {
 	set  *Set
 	name string
+	made cursor.Ticket // of its making, if that was here
 
 	mu       sync.Mutex
 	cur      *cursor.Cursor
@@ -56,6 +57,13 @@ func (s *Subscription) Floor() entry.Offset {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cur.Floor()
+}
+
+// Generation counts how often it was moved.
+func (s *Subscription) Generation() cursor.Generation {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cur.Generation()
 }
 
 // trimFloor is what retention may go by: only what is durable.
@@ -161,6 +169,11 @@ func (s *Subscription) wait(ctx context.Context, doing string, f func(*cursor.Cu
 		return unavailable(doing, s.name, err)
 	}
 	return outcome
+}
+
+// awaitMade waits until the subscription is durable.
+func (s *Subscription) awaitMade(ctx context.Context) error {
+	return s.wait(ctx, "write state of subscription", func(*cursor.Cursor) (cursor.Ticket, error) { return s.made, nil }, func() {})
 }
 
 // refusal says why the cursor takes no changes. The lock is held.

@@ -122,6 +122,26 @@ func TestASubscriptionThatIsNotReadYetIsNotCreated(t *testing.T) {
 	}
 }
 
+// A subscription is only there once it is durable, also for whoever comes second: he would go by it, and it would be gone with
+// the owner.
+func TestASubscriptionThatIsNotWrittenYetIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	check(t, s.set.Load(t.Context()))
+	release := s.hold()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 2 {
+		if _, _, err := s.set.Ensure(ctx, "s", at(0)); err == nil {
+			t.Fatal("a subscription that is not written is there")
+		}
+	}
+	release()
+	if _, created, err := s.set.Ensure(t.Context(), "s", at(0)); err != nil || created {
+		t.Fatalf("created again: %v, %v", created, err)
+	}
+}
+
 // A topic is not opened again before what its subscriptions had under way is written.
 func TestALateFlushIsWaitedFor(t *testing.T) {
 	t.Parallel()
