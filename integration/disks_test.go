@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"os"
 	"slices"
 	"testing"
@@ -145,12 +144,10 @@ func TestLostZone(t *testing.T) {
 // readAll reads so many messages from a topic's beginning.
 func (w *town) readAll(topic string, n uint64) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 20*time.Second)
-	defer cancel()
-	r, err := w.client.Reader(ctx, topic, client.Earliest())
+	r, err := w.client.Reader(w.ctx, topic, client.Earliest())
 	w.check(err)
 	for i := range n {
-		d, err := r.Receive(ctx)
+		d, err := r.Receive(w.ctx)
 		if err != nil {
 			w.Fatalf("read message %d of %d: %v", i, n, err)
 		}
@@ -158,5 +155,5 @@ func (w *town) readAll(topic string, n uint64) {
 			w.Fatal(err)
 		}
 	}
-	w.check(r.Close(ctx))
+	w.check(r.Close(w.ctx))
 }

@@ -44,7 +44,7 @@ func TestFullDisksAreEmptiedByConsuming(t *testing.T) {
 	})
 	w.check(err)
 
-	stored := w.fillWith(topic)
+	stored := w.fillWith(topic, func() bool { return all("FULL") })
 	w.until("all bookies are full", func() bool { return all("FULL") })
 	w.Logf("%d messages fill the disks", stored)
 
@@ -61,10 +61,7 @@ func TestFullDisksAreEmptiedByConsuming(t *testing.T) {
 				t.Fatalf("message %d is delivered, want %d", got, next)
 			}
 			next++
-			ctx, cancel := context.WithTimeout(w.ctx, 10*time.Second)
-			err = d.Ack(ctx)
-			cancel()
-			if err != nil {
+			if err := d.Ack(w.ctx); err != nil {
 				t.Fatalf("message %d is not acknowledged while the disks are full: %v", next-1, err)
 			}
 		}
@@ -102,18 +99,29 @@ func TestFullDisksAreEmptiedByConsuming(t *testing.T) {
 	w.check(w.publish(topic, 1000))
 }
 
-// fillWith publishes numbered messages of 64 KiB until no more is acknowledged, and returns how many were.
-func (w *town) fillWith(topic string) (n uint64) {
+// fillWith publishes numbered messages of 64 KiB until no more is acknowledged, since all bookies are full, and returns how
+// many were.
+func (w *town) fillWith(topic string, full func() bool) (n uint64) {
 	w.Helper()
 	p, err := w.client.Producer(w.ctx, topic, client.WithoutBatching())
 	w.check(err)
 	for {
 		body := bytes.Repeat([]byte{byte(n)}, 64<<10)
 		binary.BigEndian.PutUint64(body, n)
-		ctx, cancel := context.WithTimeout(w.ctx, 5*time.Second)
-		_, err := p.Publish(ctx, &client.Message{Value: body})
+		ctx, cancel := context.WithCancel(w.ctx)
+		receipt := p.PublishAsync(ctx, &client.Message{Value: body})
+		for stuck := time.Duration(0); stuck < 2*time.Second; { // a slow machine does not make them full
+			select {
+			case <-receipt.Done():
+				stuck = time.Hour
+			case <-time.After(100 * time.Millisecond):
+				if full() {
+					stuck += 100 * time.Millisecond
+				}
+			}
+		}
 		cancel()
-		if err != nil {
+		if _, err := receipt.Wait(w.ctx); err != nil {
 			w.Logf("publishing ends: %v", err)
 			break
 		}

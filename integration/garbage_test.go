@@ -18,7 +18,7 @@ import (
 func TestGarbageOnAnyPort(t *testing.T) {
 	t.Parallel()
 	const (
-		patience   = 20 * time.Second // until a port gives up on a peer that says nothing sensible
+		patience   = 2 * time.Minute // until a port gives up on a peer that says nothing sensible
 		moreMemory = 200 << 20
 	)
 	w := settle(t, process.Config{})

@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
-	testTimeout  = 90 * time.Second // of one test: far above what it takes, so that a hang has an end
+	testTimeout  = 5 * time.Minute // of one test: far above what it takes on a busy machine, so that a hang has an end
 	pollInterval = 10 * time.Millisecond
 	topic        = "load"
 )

@@ -186,15 +186,15 @@ func TestNackAcrossFailover(t *testing.T) {
 	w.killOwner(topic)
 	_, err = p.Publish(w.ctx, &client.Message{Value: []byte{3}})
 	w.check(err)
-	for i := range 2 {
+	for range 2 { // in which order depends on how long the failover has taken
 		d, err := s.Receive(w.ctx)
 		w.check(err)
 		waited := time.Since(given)
 		switch d.Value[0] {
 		case 3:
 		case 1:
-			if d.RedeliveryCount != 1 || waited < delay-100*time.Millisecond || i == 0 {
-				t.Errorf("given back %v ago, comes as number %d with count %d", waited, i, d.RedeliveryCount)
+			if d.RedeliveryCount != 1 || waited < delay-100*time.Millisecond {
+				t.Errorf("given back %v ago, comes with count %d", waited, d.RedeliveryCount)
 			}
 		default:
 			t.Errorf("message %d comes again after its acknowledgement", d.Value[0])
