@@ -197,7 +197,7 @@ func (s *Store) startRecovery(ctx context.Context, g *Guard, id entry.LedgerID) 
 
 // AddIntent is the first half of T6: it names a bookie that a repair copies a fragment to. It is refused with
 // a [*LedgerStateError] for the last fragment of a ledger that is not CLOSED, for a fragment that does not
-// exist, and for a target that is in the fragment. Repeating it moves the deadline.
+// exist, and for a target that is in the fragment. Repeating it moves the deadline, which ends the swap under the former one.
 func (s *Store) AddIntent(ctx context.Context, id entry.LedgerID, intent ReplicaIntent) (Ledger, error) {
 	const op = "add replica intent"
 	l, err := s.GetLedger(ctx, id)
@@ -231,8 +231,10 @@ func (s *Store) DropIntent(ctx context.Context, id entry.LedgerID, target entry.
 }
 
 // SwapReplica is the second half of T6: in the fragment, which must be as the caller saw it, the identity old
-// gives its slot to the new one, whose intent ends. The guards are those of AddIntent.
-func (s *Store) SwapReplica(ctx context.Context, id entry.LedgerID, fragment Fragment, old entry.StorageUUID, replacement Slot) (Ledger, error) {
+// gives its slot to the new one, whose intent ends. The guards are those of AddIntent, and that the intent under which
+// the copies were made is there still: with this deadline, which tells it from a later one. A bookie may delete copies once
+// no intent names it, so they prove nothing after that.
+func (s *Store) SwapReplica(ctx context.Context, id entry.LedgerID, fragment Fragment, old entry.StorageUUID, replacement Slot, deadline time.Time) (Ledger, error) {
 	const op = "swap replica"
 	l, err := s.GetLedger(ctx, id)
 	if err != nil {
@@ -245,6 +247,11 @@ func (s *Store) SwapReplica(ctx context.Context, id entry.LedgerID, fragment Fra
 		}
 		at := slotOf(fragment, old)
 		if at < 0 || slotOf(fragment, replacement.UUID) >= 0 {
+			return Ledger{}, &LedgerStateError{Op: op, Current: cur}
+		}
+		if !slices.ContainsFunc(cur.Pending, func(i ReplicaIntent) bool {
+			return i.Target == replacement.UUID && i.Fragment == fragment.First && i.Deadline.Equal(deadline.Truncate(time.Millisecond))
+		}) {
 			return Ledger{}, &LedgerStateError{Op: op, Current: cur}
 		}
 		cur.Fragments = cloneFragments(cur.Fragments)

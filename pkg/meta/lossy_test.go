@@ -120,7 +120,7 @@ func TestB19ReplyLost(t *testing.T) {
 		return err
 	})
 	step("T6 swap", func() (err error) {
-		l, err = s.SwapReplica(ctx, l.ID, l.Fragments[0], storage(1), meta.Slot{UUID: storage(7)})
+		l, err = s.SwapReplica(ctx, l.ID, l.Fragments[0], storage(1), meta.Slot{UUID: storage(7)}, time.UnixMilli(5))
 		return err
 	})
 	step("T7", func() (err error) { c, err = s.DeleteLedger(ctx, f.guard, c, l.ID); return err })

@@ -219,7 +219,7 @@ func TestSwapIsRebasedNotOverwritten(t *testing.T) {
 	check(t, err)
 	_, err = f.AddIntent(ctx, l.ID, meta.ReplicaIntent{Target: storage(8), Deadline: time.UnixMilli(99)})
 	check(t, err)
-	repaired, err := f.SwapReplica(ctx, l.ID, fragment(0, 1, 2, 3), storage(3), meta.Slot{UUID: storage(7), Zone: "z1"})
+	repaired, err := f.SwapReplica(ctx, l.ID, fragment(0, 1, 2, 3), storage(3), meta.Slot{UUID: storage(7), Zone: "z1"}, intent.Deadline)
 	check(t, err)
 	if len(repaired.Pending) != 1 || repaired.Pending[0].Target != storage(8) {
 		t.Fatalf("intents after the swap: %+v", repaired.Pending)

@@ -121,6 +121,10 @@ func TestGuards(t *testing.T) {
 		check(s.t, s.CreateCookie(s.t.Context(), meta.Cookie{ID: id, UUID: storage(n)}))
 		check(s.t, s.RetireStorage(s.t.Context(), id, storage(n)))
 	}
+	intend := func(s *state, n byte, deadline int64) {
+		_, err := s.AddIntent(s.t.Context(), s.l.ID, meta.ReplicaIntent{Target: storage(n), Deadline: time.UnixMilli(deadline)})
+		check(s.t, err)
+	}
 	stateErr := func(want meta.LedgerState) func(error) bool {
 		return func(err error) bool {
 			var e *meta.LedgerStateError
@@ -367,20 +371,37 @@ func TestGuards(t *testing.T) {
 			return err
 		}, stateErr(meta.LedgerOpen)},
 		{"T6 swap in the last fragment of an open ledger", func(s *state) error {
-			_, err := s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(7)})
+			_, err := s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(7)}, time.Time{})
 			return err
 		}, stateErr(meta.LedgerOpen)},
 		{"T6 swap in a fragment that changed", func(s *state) error {
 			closeIt(s)
 			seen := s.l.Fragments[0]
-			_, err := s.SwapReplica(s.t.Context(), s.l.ID, seen, storage(1), meta.Slot{UUID: storage(7)})
+			intend(s, 7, 1)
+			intend(s, 8, 1)
+			_, err := s.SwapReplica(s.t.Context(), s.l.ID, seen, storage(1), meta.Slot{UUID: storage(7)}, time.UnixMilli(1))
 			check(s.t, err)
-			_, err = s.SwapReplica(s.t.Context(), s.l.ID, seen, storage(2), meta.Slot{UUID: storage(8)})
+			_, err = s.SwapReplica(s.t.Context(), s.l.ID, seen, storage(2), meta.Slot{UUID: storage(8)}, time.UnixMilli(1))
+			return err
+		}, stateErr(meta.LedgerClosed)},
+		{"T6 swap after the intent ended", func(s *state) error {
+			closeIt(s)
+			intend(s, 7, 1)
+			_, err := s.DropIntent(s.t.Context(), s.l.ID, storage(7), 0)
+			check(s.t, err)
+			_, err = s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(7)}, time.UnixMilli(1))
+			return err
+		}, stateErr(meta.LedgerClosed)},
+		{"T6 swap under another's intent", func(s *state) error {
+			closeIt(s)
+			intend(s, 7, 1)
+			intend(s, 7, 2)
+			_, err := s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(7)}, time.UnixMilli(1))
 			return err
 		}, stateErr(meta.LedgerClosed)},
 		{"T6 to a bookie that is in the fragment", func(s *state) error {
 			closeIt(s)
-			_, err := s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(2)})
+			_, err := s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(2)}, time.Time{})
 			return err
 		}, stateErr(meta.LedgerClosed)},
 		{"T6 intent for a bookie that is in the fragment", func(s *state) error {
@@ -388,12 +409,6 @@ func TestGuards(t *testing.T) {
 			_, err := s.AddIntent(s.t.Context(), s.l.ID, meta.ReplicaIntent{Target: storage(2)})
 			return err
 		}, stateErr(meta.LedgerClosed)},
-		{"T6 to a retired identity", func(s *state) error {
-			closeIt(s)
-			retire(s, 8)
-			_, err := s.SwapReplica(s.t.Context(), s.l.ID, s.l.Fragments[0], storage(1), meta.Slot{UUID: storage(8)})
-			return err
-		}, is(meta.ErrRetired)},
 		{"T6 intent for a retired identity", func(s *state) error {
 			closeIt(s)
 			retire(s, 8)
