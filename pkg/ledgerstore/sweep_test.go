@@ -85,7 +85,12 @@ func noSpaceFrom(cfg Config, ops []vfs.Op, n int) (hit bool, err error) {
 	}
 	var out error
 	for e := range entry.EntryID(3) {
-		out = errors.Join(out, add(s, 8, e))
+		err := add(s, 8, e)
+		// What was under way when space came back may find only now that it had none: the next look puts that right.
+		for until := time.Now().Add(time.Minute); codeOf(err) == bookiewire.ReadOnly && time.Now().Before(until); err = add(s, 8, e) {
+			s.look()
+		}
+		out = errors.Join(out, err)
 	}
 	if out != nil {
 		_ = s.Close()
