@@ -140,6 +140,9 @@ func (s *story) checkSegment(t *testing.T, what, name string, h Header, redo boo
 	if errors.Is(err, ErrUnsealed) {
 		rec, err := Recover(s.fs, name, 0)
 		must(t, err)
+		if s.seg[h.SegmentUUID] == nil {
+			return // nobody recovers it
+		}
 		if rec.Corrupt != nil {
 			t.Fatalf("%s: taken for corrupt: %+v", what, rec.Corrupt)
 		}
@@ -303,7 +306,7 @@ func TestRetiredSegmentsDoNotResurrect(t *testing.T) {
 		"same UUID":       {SegmentUUID: header(3).SegmentUUID, Generation: 5},
 	} {
 		c := m.Clone()
-		patch(t, c, "s", 0, encodeHeaderBlock(fileHeader{Header: h, size: size}))
+		patch(t, c, "s", 0, encodeHeaderBlock(fileHeader{Header: h, size: headerBlockSize})) // the seal has cut the file
 		rec, err := Recover(c, "s", 0)
 		must(t, err)
 		if rec.Entries() != 0 || rec.Corrupt != nil {

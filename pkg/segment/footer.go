@@ -180,11 +180,7 @@ func (c *contents) runs(rows []row) []run {
 func seal(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) error {
 	rows := c.sorted()
 	runs := c.runs(rows)
-	t.batches = c.batches
-	t.indexRows = uint32(len(rows))         // a segment below 4 GiB has fewer
-	t.ledgerRows = uint32(len(runs))        // likewise
-	t.controlRows = uint32(len(c.controls)) // likewise
-	t.gapRows = uint32(len(gaps))           // likewise
+	t.count(c, rows, runs, gaps)
 	trailerOffset := t.dataEnd + t.tablesSize()
 	end := trailerOffset + trailerSize
 	if end > MaxSegmentBytes {
@@ -214,6 +210,23 @@ func seal(f vfs.File, h Header, c *contents, gaps []Gap, t trailer) error {
 		}
 	}
 	return nil
+}
+
+// count notes how many rows the tables have.
+func (t *trailer) count(c *contents, rows []row, runs []run, gaps []Gap) {
+	t.batches = c.batches
+	t.indexRows = uint32(len(rows))         // a segment below 4 GiB has fewer
+	t.ledgerRows = uint32(len(runs))        // likewise
+	t.controlRows = uint32(len(c.controls)) // likewise
+	t.gapRows = uint32(len(gaps))           // likewise
+}
+
+// sealedSize is how long a file is that a seal, with its batches up to dataEnd, has cut.
+func (c *contents) sealedSize(gaps []Gap, dataEnd int64) int64 {
+	t := trailer{dataEnd: dataEnd}
+	rows := c.sorted()
+	t.count(c, rows, c.runs(rows), gaps)
+	return dataEnd + t.tablesSize() + trailerSize
 }
 
 func writeIndex(w *tableWriter, rows []row, runs []run) error {

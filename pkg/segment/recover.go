@@ -50,11 +50,15 @@ func (r *Recovered) Index(fn func(IndexEntry) error) error {
 // The verdict. Batches are taken in order up to the first that is not whole. That one is the torn tail, unless its
 // place lies below a durableUpto that any readable batch header of the file states, or below nextSegmentDurable,
 // or before a complete footer: then bytes are missing that a sync had covered, which is corruption. A whole batch
-// behind it proves nothing, as pages reach the disk in any order and syncs overlap. After corruption, what is still
+// behind it proves nothing, as pages reach the disk in any order and syncs overlap. A file that is shorter than [Create] has
+// durably made it was cut short, which no crash does but one during a seal, after which the file has the length of a
+// sealed one: all that was behind is missing. After corruption, what is still
 // readable is kept: records one by one in a batch whose header is readable, else from the next readable batch on.
 //
 // Everything reported is durable: what a killed process left in the cache is synced first, and the bytes are read
 // from the disk rather than from a cache that a failed sync may have left wrong.
+//
+// The segment must be one whose Create has returned.
 //
 // Memory is bounded by the largest batch and 24 bytes for each entry.
 func Recover(fs vfs.FS, path string, nextSegmentDurable int64) (*Recovered, error) {
@@ -107,7 +111,26 @@ func scanFile(f vfs.File, path string, nextSegmentDurable int64) (*Recovered, er
 		s.durable = max(s.durable, t.dataEnd)
 		s.prevDurable = t.prevDurable
 	}
-	return s.run()
+	rec, err := s.run()
+	if err == nil && !sealed && size < h.size {
+		rec.cutShort(size, h.size)
+	}
+	return rec, err
+}
+
+// cutShort takes a file that has lost its end for corruption, unless a seal has cut it.
+func (r *Recovered) cutShort(size, was int64) {
+	var gaps []Gap
+	if r.Corrupt != nil {
+		gaps = r.Corrupt.Gaps
+	}
+	switch {
+	case size == r.contents.sealedSize(gaps, r.End):
+	case r.Corrupt == nil:
+		r.Corrupt = &Corruption{Gaps: []Gap{{Offset: r.End, End: was}}, AllLedgers: true}
+	default:
+		r.Corrupt.Ledgers, r.Corrupt.AllLedgers = nil, true
+	}
 }
 
 // scanner recovers one segment.
