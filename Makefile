@@ -45,7 +45,7 @@ clean: ## what was built
 .PHONY: test
 test: build ## every test but the long runs, with the race detector
 	CGO_ENABLED=1 go test -race -timeout 20m ./api/... ./cmd/... ./pkg/...
-	go test -timeout 5m -run AtEach ./pkg/ledgerstore
+	go test -timeout 20m -run AtEach ./pkg/ledgerstore
 	CGO_ENABLED=1 go test -race -count=1 -timeout 20m ./integration/...
 
 .PHONY: test-powercut
