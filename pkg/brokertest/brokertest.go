@@ -23,6 +23,13 @@ import (
 	"github.com/penstock-mq/penstock/pkg/standalone"
 )
 
+const (
+	// patience bounds what brings a cluster up or takes it down: far above what it takes, since machines may be busy.
+	patience = 2 * time.Minute
+	// leaseTTL is longer than a busy machine may keep a renewal waiting. Whoever is stopped or killed here gives its lease up.
+	leaseTTL = 20 * time.Second
+)
+
 // Option changes a [Cluster].
 type Option func(*config)
 
@@ -55,20 +62,20 @@ type Cluster struct {
 func Start(tb testing.TB, options ...Option) *Cluster {
 	tb.Helper()
 	cfg := config{
-		Config: standalone.Config{Dir: tb.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 8 << 20, UnsafeNoFsync: true},
+		Config: standalone.Config{Dir: tb.TempDir(), LeaseTTL: leaseTTL, Version: "test", SegmentSize: 8 << 20, UnsafeNoFsync: true},
 		log:    slog.New(slog.DiscardHandler),
 	}
 	for _, o := range options {
 		o(&cfg)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) //nolint:usetesting // the cluster outlives t.Context in Cleanup
+	ctx, cancel := context.WithTimeout(context.Background(), patience) //nolint:usetesting // the cluster outlives t.Context in Cleanup
 	defer cancel()
 	sa, err := standalone.Start(ctx, cfg.Config, cfg.log)
 	if err != nil {
 		tb.Fatalf("start cluster: %v", err)
 	}
 	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second) //nolint:usetesting // t.Context has ended
+		ctx, cancel := context.WithTimeout(context.Background(), patience) //nolint:usetesting // t.Context has ended
 		defer cancel()
 		if err := sa.Close(ctx); err != nil {
 			tb.Errorf("close cluster: %v", err)
@@ -107,7 +114,7 @@ func (c *Cluster) Client(options ...client.Option) *client.Client {
 		c.t.Fatalf("connect to cluster: %v", err)
 	}
 	c.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := k.Close(ctx); err != nil {
 			c.t.Errorf("close client: %v", err)
@@ -133,7 +140,7 @@ func (c *Cluster) KillBroker(url string) { c.find(url).Kill() }
 // StopBroker shuts the broker with that URL down in good order: its topics are handed over.
 func (c *Cluster) StopBroker(url string) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
 	if err := c.find(url).Shutdown(ctx); err != nil {
 		c.t.Fatalf("stop broker %s: %v", url, err)
@@ -143,7 +150,7 @@ func (c *Cluster) StopBroker(url string) {
 // StopBookie stops bookie i; its data stays.
 func (c *Cluster) StopBookie(i int) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 	defer cancel()
 	if err := c.sa.StopBookie(ctx, i); err != nil {
 		c.t.Fatalf("stop bookie %d: %v", i, err)

@@ -33,6 +33,8 @@ func publish(t *testing.T, p *client.Producer, from, to int) {
 	}
 }
 
+// consume receives messages in order and acknowledges them, confirmed at the end. Those of this call may come again before
+// that: a busy machine may make a broker suspect, and the topic move.
 func consume(t *testing.T, c *client.Consumer, from, to int) {
 	t.Helper()
 	for i := from; i < to; i++ {
@@ -40,8 +42,13 @@ func consume(t *testing.T, c *client.Consumer, from, to int) {
 		if err != nil {
 			t.Fatalf("receive %d: %v", i, err)
 		}
-		if string(d.Value) != strconv.Itoa(i) {
+		switch n, err := strconv.Atoi(string(d.Value)); {
+		case err != nil || n < from || n > i:
 			t.Fatalf("received %s, want %d", d.Value, i)
+		case n < i:
+			d.AckAsync()
+			i--
+			continue
 		}
 		if i+1 == to {
 			err = d.Ack(t.Context())

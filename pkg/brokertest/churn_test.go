@@ -66,6 +66,12 @@ func TestChurnLosesNothing(t *testing.T) {
 				options = append(options, client.WithDedup())
 			}
 			p := producer(t, k, "orders", options...)
+			// Somebody has to want the messages: if this takes longer than housekeeping waits, they were trimmed otherwise.
+			if _, err := k.Admin().CreateSubscription(t.Context(), &brokerv1.CreateSubscriptionRequest{
+				Topic: "orders", Subscription: "keeper", Start: client.Earliest().Start(),
+			}); err != nil {
+				t.Fatal(err)
+			}
 			stop := make(chan struct{})
 			var work sync.WaitGroup
 			sent := 0
@@ -243,8 +249,9 @@ func TestRedeliverySurvivesFailover(t *testing.T) {
 			cluster := brokertest.Start(t, brokertest.WithBookies(3), brokertest.WithBrokers(2))
 			k := cluster.Client()
 			const n = 300
-			publish(t, producer(t, k, "orders", client.WithoutBatching()), 0, n)
 			c := subscribe(t, k, "orders", "s", client.WithType(kind))
+			// A busy machine may move the topic meanwhile.
+			publish(t, producer(t, k, "orders", client.WithoutBatching(), client.WithProducerName("p"), client.WithDedup()), 0, n)
 			confirmed := map[string]bool{}
 			count := map[string]uint32{}
 			for i := 0; len(confirmed) < n; i++ {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -252,10 +251,22 @@ func TestASeekThatIsNotWaitedForMovesDelivery(t *testing.T) {
 	consume(t, c, 0, 10)
 	cluster.StopBookie(0)
 	cluster.StopBookie(1)
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, err := k.Admin().SeekSubscription(ctx, &brokerv1.SeekSubscriptionRequest{Topic: "orders", Subscription: "s", To: client.AtOffset(4).Start()})
-	if err == nil {
+	moved := make(chan error, 1)
+	go func() {
+		_, err := k.Admin().SeekSubscription(ctx, &brokerv1.SeekSubscriptionRequest{Topic: "orders", Subscription: "s", To: client.AtOffset(4).Start()})
+		moved <- err
+	}()
+	eventually(t, func() bool {
+		d, err := k.Admin().DescribeSubscription(t.Context(), &brokerv1.DescribeSubscriptionRequest{Topic: "orders", Subscription: "s"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.GetSubscription().GetAckFloor() == 4
+	})
+	cancel()
+	if err := <-moved; err == nil {
 		t.Fatal("moved durably by one bookie of three")
 	}
 	cluster.StartBookie(0)
