@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
+	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -160,6 +161,43 @@ func slowAcks(t *testing.T, applied bool) {
 	closed, err := wr.CloseWith(w.ctx(), w.meta.close3(l))
 	noError(t, err)
 	equal(t, 7, w.readAll(closed))
+}
+
+// Case 27: one bookie of three takes nothing, and somebody publishes as fast as it goes. What waits for the third copy is
+// bounded: the caller's budget holds publishing back at first, and then copies are left to repair, so that publishing goes
+// on within it.
+func TestCase27ASlowBookieHoldsLittleMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const size, entries, most = 1 << 10, 3000, 64 << 10
+		w := newWorld(t, 3)
+		room := budget.New(most)
+		w.env.Config.StragglerBytes, w.env.Config.HandOverAfter = most/4, time.Second
+		w.env.Config.Released = func(n int) { room.Release(int64(n)) }
+		defer w.fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd, w.ids[2])()
+		wr := w.writer(w.open(1, 3, 3, 2))
+		began, acked := time.Now(), make(chan error, entries)
+		for range entries {
+			noError(t, room.Acquire(w.ctx(), size)) // within the test's time: it goes on
+			wr.Append(make([]byte, size), ledger.AckQuorum, func(_ entry.EntryID, err error) { acked <- err })
+		}
+		for range entries {
+			noError(t, <-acked)
+		}
+		if time.Since(began) < time.Second {
+			t.Error("nothing held publishing back")
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		left := 0
+		for _, h := range w.hints {
+			equal(t, w.ids[2], h.UUID)
+			left += int(h.Last-h.First) + 1
+		}
+		if left < entries-2*most/size {
+			t.Errorf("%d copies of %d are left to repair: nobody knows of the others", left, entries)
+		}
+	})
 }
 
 // placed checks that entries up to last are where the record says, on as many bookies as an acknowledgement needs.
