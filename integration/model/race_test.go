@@ -1,0 +1,5 @@
+//go:build race
+
+package model
+
+func init() { shortSet = 1000 }
