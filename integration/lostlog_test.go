@@ -69,8 +69,9 @@ func TestLostLogs(t *testing.T) {
 				if !refuse {
 					w.check(p.Kill())
 				}
-				w.check(os.RemoveAll(dirs[i]))
-				w.check(os.CopyFS(dirs[i], os.DirFS(kept[i])))
+				ledgers := filepath.Join(dirs[i], "ledgers")
+				w.check(os.RemoveAll(ledgers))
+				w.check(os.CopyFS(ledgers, os.DirFS(filepath.Join(kept[i], "ledgers"))))
 				w.check(p.Start(w.ctx))
 			}
 			w.check(w.c.Bookies[2].Start(w.ctx))

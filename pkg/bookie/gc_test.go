@@ -383,7 +383,7 @@ func TestRevisionFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, slot := range []int64{0, revisionSlot} {
+	for _, slot := range []int64{0, secondSlot} {
 		if err := newRevisions(fs, revisionName).note(5); err != nil {
 			t.Fatalf("one slot damaged: %v", err)
 		}

@@ -19,6 +19,7 @@ import (
 type Cookies interface {
 	GetCookie(ctx context.Context, id string) (meta.Cookie, error)
 	CreateCookie(ctx context.Context, c meta.Cookie) error
+	CountStart(ctx context.Context, id string, u entry.StorageUUID, n uint64) error
 }
 
 // The names in a data directory.
@@ -67,7 +68,7 @@ func Identify(ctx context.Context, fs vfs.FS, dir, id string, cluster entry.UUID
 	for _, n := range names {
 		has[n] = true
 		switch n {
-		case cookieName, cookieNewName, cookieTmpName, lockName, probeName, "lost+found":
+		case cookieName, cookieNewName, cookieTmpName, lockName, probeName, startName, startName + ".tmp", "lost+found":
 		default:
 			others = n
 		}
@@ -93,7 +94,7 @@ func Identify(ctx context.Context, fs vfs.FS, dir, id string, cluster entry.UUID
 		case !holds:
 			return Identity{}, nil, &IdentityError{
 				Problem: fmt.Sprintf("%s has the cookie of bookie %q and none of its data: neither a manifest nor a segment is in %s", dir, id, path.Join(dir, storeDir)),
-				Advice:  "bring the directory back as it was when the bookie last ran; if it is lost, " + lostAdvice,
+				Advice:  "bring that directory back as it was when the bookie last ran; if it is lost, " + lostAdvice,
 			}
 		}
 		return c.Identity, nil, nil

@@ -21,6 +21,7 @@ import (
 // cookieJar keeps the cluster's records of identities in memory.
 type cookieJar struct {
 	cookies map[string]entry.UUID
+	starts  map[string]uint64
 	retired map[entry.UUID]bool
 	err     error
 	// crash, if set, is returned after the record was made.
@@ -28,7 +29,7 @@ type cookieJar struct {
 }
 
 func newJar() *cookieJar {
-	return &cookieJar{cookies: make(map[string]entry.UUID), retired: make(map[entry.UUID]bool)}
+	return &cookieJar{cookies: make(map[string]entry.UUID), starts: make(map[string]uint64), retired: make(map[entry.UUID]bool)}
 }
 
 func (j *cookieJar) GetCookie(_ context.Context, id string) (meta.Cookie, error) {
@@ -39,7 +40,15 @@ func (j *cookieJar) GetCookie(_ context.Context, id string) (meta.Cookie, error)
 	case !ok:
 		return meta.Cookie{}, meta.ErrNotFound
 	}
-	return meta.Cookie{ID: id, UUID: u}, nil
+	return meta.Cookie{ID: id, UUID: u, Starts: j.starts[id]}, nil
+}
+
+func (j *cookieJar) CountStart(_ context.Context, id string, u entry.StorageUUID, n uint64) error {
+	if j.cookies[id] != u || j.starts[id] >= n {
+		return meta.ErrConflict
+	}
+	j.starts[id] = n
+	return j.crash
 }
 
 func (j *cookieJar) CreateCookie(_ context.Context, c meta.Cookie) error {

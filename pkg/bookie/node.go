@@ -100,6 +100,7 @@ type Bookie struct {
 	server                *Server
 	collector             *Collector
 	session               *lease.Session
+	starts                *starts
 	grpc                  *grpc.Server
 	http                  *http.Server
 	health                *health
@@ -149,6 +150,9 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := b.starts.count(ctx); err != nil {
+		return nil, err
+	}
 	b.serve(life, r, reg)
 	b.log.Info("bookie serves", slog.String("storage", b.me.Storage.String()), slog.String("data", reg.info.Data),
 		slog.String("state", reg.info.State.String()), slog.Uint64("free_bytes", reg.info.FreeBytes))
@@ -190,6 +194,9 @@ func (b *Bookie) openStore(ctx context.Context) error {
 	}
 	who, confirm, err := Identify(ctx, fs, dir, b.cfg.ID, cluster.UUID, b.env.Meta)
 	if err != nil {
+		return err
+	}
+	if b.starts, err = (disk{fs: fs, dir: dir}).loadStarts(ctx, who, b.env.Meta); err != nil {
 		return err
 	}
 	b.me = who

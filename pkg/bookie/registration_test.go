@@ -76,10 +76,7 @@ func TestCopyOfADataDirectoryIsRefused(t *testing.T) {
 	w := newTown(t)
 	original, duplicate := t.TempDir(), t.TempDir()
 	first := w.start(w.config(original), vfs.OS())
-	w.check(first.Shutdown(t.Context()))
 	w.check(os.CopyFS(duplicate, os.DirFS(original)))
-	first = w.start(w.config(original), vfs.OS())
-
 	_, err := Start(t.Context(), w.config(duplicate), w.env(vfs.OS()))
 	var ie *IdentityError
 	if !errors.As(err, &ie) || !strings.Contains(ie.Problem, first.DataAddr()) || !strings.Contains(ie.Advice, "copy") {
@@ -90,6 +87,16 @@ func TestCopyOfADataDirectoryIsRefused(t *testing.T) {
 	if c := addTo(w.client(), first.Storage(), makeAdd(l.ID, 0, "x")); c != bookiewire.OK {
 		t.Fatalf("the original: %s", c)
 	}
+
+	// That a copy was tried does not make the original an old one; that the original has started again makes one of the copy.
+	w.check(first.Shutdown(t.Context()))
+	first = w.start(w.config(original), vfs.OS())
+	w.check(first.Shutdown(t.Context()))
+	_, err = Start(t.Context(), w.config(duplicate), w.env(vfs.OS()))
+	if !errors.As(err, &ie) || !strings.Contains(ie.Problem, "old copy") {
+		t.Fatalf("got %v", err)
+	}
+	w.start(w.config(original), vfs.OS())
 }
 
 // A bookie that was killed and comes back before its lease has ended does not wait for that.

@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	iofs "io/fs"
-	"path"
 	"sync"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -19,8 +17,6 @@ const revisionName = "REVISION"
 const (
 	revisionVersion = 1
 	revisionSize    = 36
-	// revisionSlot is where the second slot begins: in a sector of its own.
-	revisionSlot = vfs.SectorSize
 )
 
 var revisionMagic = [8]byte{'P', 'N', 'S', 'T', 'R', 'E', 'V', 'N'}
@@ -58,20 +54,20 @@ func decodeRevision(b []byte) (seenRevision, error) {
 	return r, nil
 }
 
-// revisions remembers, across restarts, how far this bookie has seen etcd go. The file has two slots that are written in
-// turn, in place: on a full disk, where deleting is what helps, there is no room for a new one.
+// revisions remembers, across restarts, how far this bookie has seen etcd go.
 type revisions struct {
-	fs   vfs.FS
-	file string
+	file slotFile
 
 	mu     sync.Mutex
 	loaded bool
 	seen   seenRevision
 	saved  seenRevision
-	slot   int64 // to be written next: 0 or 1
+	slot   int // to be written next: 0 or 1
 }
 
-func newRevisions(fs vfs.FS, file string) *revisions { return &revisions{fs: fs, file: file} }
+func newRevisions(fs vfs.FS, file string) *revisions {
+	return &revisions{file: slotFile{fs: fs, name: file, size: revisionSize}}
+}
 
 // note takes a revision that etcd has just told. It returns an error if that is, or ever was, lower than one before.
 func (r *revisions) note(rev int64) error {
@@ -88,7 +84,7 @@ func (r *revisions) note(rev int64) error {
 	}
 	if r.seen.back != 0 {
 		return fmt.Errorf("etcd was restored from an older copy: it was at revision %d after %d; "+
-			"find out which ledgers it has forgotten, then stop this bookie, delete %s and start it", r.seen.back, r.seen.highest, r.file)
+			"find out which ledgers it has forgotten, then stop this bookie, delete %s and start it", r.seen.back, r.seen.highest, r.file.name)
 	}
 	r.seen.highest = rev
 	return nil
@@ -110,7 +106,7 @@ func (r *revisions) load() error {
 	if r.loaded {
 		return nil
 	}
-	f, err := r.fs.OpenRead(r.file)
+	slots, err := r.file.read()
 	if errors.Is(err, iofs.ErrNotExist) {
 		r.loaded = true
 		return nil
@@ -118,24 +114,19 @@ func (r *revisions) load() error {
 	if err != nil {
 		return fmt.Errorf("read etcd's revision: %w", err)
 	}
-	defer f.Close()
 	valid := 0
-	for slot := range int64(2) {
-		b := make([]byte, revisionSize)
-		if _, err := f.ReadAt(b, slot*revisionSlot); err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("read etcd's revision: %w", err)
-		}
+	for i, b := range slots {
 		got, err := decodeRevision(b)
 		if err != nil {
 			continue
 		}
 		valid++
 		if valid == 1 || got.highest > r.saved.highest || got.back != 0 {
-			r.saved, r.slot = got, 1-slot
+			r.saved, r.slot = got, 1-i
 		}
 	}
 	if valid == 0 {
-		return fmt.Errorf("%s: %w: find out whether etcd was restored from an older copy, then stop this bookie, delete the file and start it", r.file, errRevision)
+		return fmt.Errorf("%s: %w: find out whether etcd was restored from an older copy, then stop this bookie, delete the file and start it", r.file.name, errRevision)
 	}
 	r.seen, r.loaded = r.saved, true
 	return nil
@@ -143,51 +134,9 @@ func (r *revisions) load() error {
 
 // write puts what is known into the slot whose turn it is. r.mu is held.
 func (r *revisions) write() error {
-	f, err := r.fs.Open(r.file)
-	created := errors.Is(err, iofs.ErrNotExist)
-	if created {
-		f, err = r.create()
-	}
-	if err != nil {
-		return err
-	}
-	if !created { // create wrote both
-		if _, err = f.WriteAt(r.seen.encode(), r.slot*revisionSlot); err == nil {
-			err = f.Datasync()
-		}
-	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := r.file.write(r.slot, r.seen.encode()); err != nil {
 		return err
 	}
 	r.saved, r.slot = r.seen, 1-r.slot
 	return nil
-}
-
-// create makes the file, whole or not at all.
-func (r *revisions) create() (vfs.File, error) {
-	tmp := r.file + ".tmp"
-	if err := r.fs.Remove(tmp); err != nil && !errors.Is(err, iofs.ErrNotExist) {
-		return nil, err
-	}
-	f, err := r.fs.Create(tmp)
-	if err != nil {
-		return nil, err
-	}
-	b := make([]byte, revisionSlot+revisionSize)
-	copy(b, r.seen.encode())
-	copy(b[revisionSlot:], r.seen.encode())
-	_, err = f.WriteAt(b, 0)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err == nil {
-		err = r.fs.Rename(tmp, r.file)
-	}
-	if err == nil {
-		err = r.fs.SyncDir(path.Dir(r.file))
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }

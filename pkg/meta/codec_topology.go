@@ -68,7 +68,7 @@ func decodeCookie(key string, value []byte) (Cookie, error) {
 	if m.Id == "" || !strings.HasSuffix(key, "/"+m.Id) {
 		return Cookie{}, corrupt(key, "it names bookie %q", m.Id)
 	}
-	return Cookie{ID: m.Id, UUID: u, Created: fromMillis(m.CreatedMs)}, nil
+	return Cookie{ID: m.Id, UUID: u, Created: fromMillis(m.CreatedMs), Starts: m.Starts}, nil
 }
 
 func encodeNamespace(ns Namespace, lastOp uint64) (string, error) {

@@ -76,6 +76,7 @@ func TestB19ReplyLost(t *testing.T) {
 	step("mark topic", func() (err error) { topic, err = s.MarkTopicDeleting(ctx, "acme/eu/t"); return err })
 	step("delete topic", func() error { return s.DeleteTopic(ctx, topic) })
 	step("cookie", func() error { return s.CreateCookie(ctx, meta.Cookie{ID: "k1", UUID: storage(9)}) })
+	step("start", func() error { return s.CountStart(ctx, "k1", storage(9), 1) })
 	step("register", func() error { return s.RegisterBookie(ctx, meta.BookieInfo{ID: "k1", UUID: storage(9)}, f.lease, 0) })
 	step("retire", func() error { return s.RetireStorage(ctx, "k1", storage(9)) })
 	var owner meta.Owner

@@ -221,6 +221,48 @@ func (s *Store) CreateCookie(ctx context.Context, c Cookie) error {
 	return nil
 }
 
+// CountStart notes that a bookie starts on its disk for the nth time, as the disk counts; starts may have been missed. It
+// returns [ErrNotFound] without a cookie, and [ErrConflict] when the cookie names another identity, or as many starts
+// already: then another copy of that disk was started.
+func (s *Store) CountStart(ctx context.Context, id string, u entry.StorageUUID, n uint64) error {
+	const op = "count start"
+	fail := func(err error) error { return fmt.Errorf("%s %d of bookie %s: %w", op, n, id, err) }
+	cookie, rev, err := s.getCookie(ctx, id)
+	switch {
+	case err != nil:
+		return fail(err)
+	case cookie.UUID != u:
+		return fail(fmt.Errorf("%w: its cookie names %s, its disk %s", ErrConflict, cookie.UUID, u))
+	case cookie.Starts >= n:
+		return fail(fmt.Errorf("%w: it has started %d times", ErrConflict, cookie.Starts))
+	}
+	m := &metav1.Cookie{Id: id, Storage: u[:], CreatedMs: millis(cookie.Created), Starts: n, LastOp: newOp()}
+	value, err := encode(m)
+	if err != nil {
+		return fail(err)
+	}
+	key := s.cookieKey(id)
+	var t txn
+	t.compareRev(key, rev)
+	t.put(key, value)
+	resp, err := s.commitTxn(ctx, op, &t)
+	if err != nil || resp.Succeeded {
+		return err
+	}
+	kv := t.results(resp)[key]
+	if kv == nil {
+		return fail(ErrNotFound)
+	}
+	var found metav1.Cookie
+	if err := decode(key, kv.Value, &found); err != nil {
+		return err
+	}
+	if found.LastOp != m.LastOp { // not an earlier attempt of this call
+		return fail(fmt.Errorf("%w: it has started %d times", ErrConflict, found.Starts))
+	}
+	return nil
+}
+
 // GetCookie reads a bookie's cookie, linearizably, or returns [ErrNotFound].
 func (s *Store) GetCookie(ctx context.Context, id string) (Cookie, error) {
 	c, _, err := s.getCookie(ctx, id)

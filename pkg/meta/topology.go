@@ -68,6 +68,8 @@ type Cookie struct {
 	ID      string
 	UUID    entry.StorageUUID
 	Created time.Time
+	// Starts is how often the bookie has started on that disk, as the disk counts. A disk that knows of fewer is an old copy.
+	Starts uint64
 	// Retired is set by ListCookies for identities that are gone for good.
 	Retired bool
 }

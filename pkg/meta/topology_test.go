@@ -311,6 +311,20 @@ func TestIdentities(t *testing.T) {
 	if err != nil || got != cookie {
 		t.Fatalf("got %+v, %v", got, err)
 	}
+	check(t, f.CountStart(ctx, "bookie-1", storage(1), 1))
+	check(t, f.CountStart(ctx, "bookie-1", storage(1), 4)) // some were missed
+	for n, u := range map[uint64]entry.StorageUUID{4: storage(1), 3: storage(1), 9: storage(2)} {
+		if err := f.CountStart(ctx, "bookie-1", u, n); !errors.Is(err, meta.ErrConflict) {
+			t.Errorf("start %d of %s: %v", n, u, err)
+		}
+	}
+	if err := f.CountStart(ctx, "bookie-2", storage(1), 1); !errors.Is(err, meta.ErrNotFound) {
+		t.Errorf("start without a cookie: %v", err)
+	}
+	cookie.Starts = 4
+	if got, err := f.GetCookie(ctx, "bookie-1"); err != nil || got != cookie {
+		t.Fatalf("got %+v, %v", got, err)
+	}
 	info := meta.BookieInfo{ID: "bookie-1", UUID: storage(2)}
 	if err := f.RegisterBookie(ctx, info, f.lease, 0); !errors.Is(err, meta.ErrConflict) {
 		t.Fatalf("registered a wiped disk: %v", err)

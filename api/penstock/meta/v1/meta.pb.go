@@ -1367,7 +1367,11 @@ type Cookie struct {
 	// Storage UUID, 16 bytes.
 	Storage []byte `protobuf:"bytes,2,opt,name=storage,proto3" json:"storage,omitempty"`
 	// When it was made, Unix milliseconds.
-	CreatedMs     int64 `protobuf:"varint,3,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	CreatedMs int64 `protobuf:"varint,3,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// How often the bookie has started on that disk, as the disk counts.
+	Starts uint64 `protobuf:"varint,4,opt,name=starts,proto3" json:"starts,omitempty"`
+	// Identity of the transaction that counted the newest start.
+	LastOp        uint64 `protobuf:"varint,5,opt,name=last_op,json=lastOp,proto3" json:"last_op,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1419,6 +1423,20 @@ func (x *Cookie) GetStorage() []byte {
 func (x *Cookie) GetCreatedMs() int64 {
 	if x != nil {
 		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *Cookie) GetStarts() uint64 {
+	if x != nil {
+		return x.Starts
+	}
+	return 0
+}
+
+func (x *Cookie) GetLastOp() uint64 {
+	if x != nil {
+		return x.LastOp
 	}
 	return 0
 }
@@ -2027,12 +2045,14 @@ const file_penstock_meta_v1_meta_proto_rawDesc = "" +
 	"\aversion\x18\f \x01(\tR\aversion\x12\x1a\n" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12\x1d\n" +
 	"\n" +
-	"started_ms\x18\x0e \x01(\x03R\tstartedMs\"Q\n" +
+	"started_ms\x18\x0e \x01(\x03R\tstartedMs\"\x82\x01\n" +
 	"\x06Cookie\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\astorage\x18\x02 \x01(\fR\astorage\x12\x1d\n" +
 	"\n" +
-	"created_ms\x18\x03 \x01(\x03R\tcreatedMs\"8\n" +
+	"created_ms\x18\x03 \x01(\x03R\tcreatedMs\x12\x16\n" +
+	"\x06starts\x18\x04 \x01(\x04R\x06starts\x12\x17\n" +
+	"\alast_op\x18\x05 \x01(\x04R\x06lastOp\"8\n" +
 	"\aRetired\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
