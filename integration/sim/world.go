@@ -172,11 +172,11 @@ func newWorld(opt Options) *world {
 	}
 	w.cluster = info.UUID
 	w.trims = k.chance(2)
-	for i := range 1 + k.rng.IntN(2) {
-		w.topics = append(w.topics, &topic{
-			index: i, bundle: meta.BundleID(fmt.Sprintf("public/default/%d", i)), chain: meta.DataChain(entry.UUID{0x70, byte(i + 1)}, 0),
-			kind: &chains{w},
-		})
+	for range 1 + k.rng.IntN(2) {
+		w.addTopic(&chains{w}, meta.DataChain(entry.UUID{0x70, byte(len(w.topics) + 1)}, 0))
+	}
+	if k.chance(2) {
+		w.addTopic(newStates(w), meta.StateChain(w.bundleOf(len(w.topics))))
 	}
 	for i := range w.replication.Ensemble + 1 + k.rng.IntN(3) {
 		b := &bookieProcess{process: process{k: k, name: fmt.Sprintf("k%d", i)}, w: w, index: i, zone: string(rune('a' + i%2)), slow: []int{20, 60, 300}[k.rng.IntN(3)]}
@@ -192,6 +192,15 @@ func newWorld(opt Options) *world {
 		b.boot()
 	}
 	return w
+}
+
+func (w *world) bundleOf(topic int) meta.BundleID {
+	return meta.BundleID(fmt.Sprintf("public/default/%d", topic))
+}
+
+func (w *world) addTopic(k kind, chain meta.ChainID) {
+	n := len(w.topics)
+	w.topics = append(w.topics, &topic{index: n, bundle: w.bundleOf(n), chain: chain, kind: k})
 }
 
 // newDisk gives a bookie an empty disk with an identity of its own.

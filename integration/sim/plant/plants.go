@@ -138,4 +138,32 @@ var plants = []plant{
 		"a ledger that was taken over is taken for a new one", "pkg/chain",
 		"		if err == nil && got.State != meta.LedgerOpen {", "		if false {",
 	},
+	{
+		"a state log deletes a ledger that holds live records", "pkg/statelog",
+		"		batch, waiting := l.index.toRewrite(runs[0].Ledger, ", "		batch, waiting := l.index.toRewrite(runs[0].Ledger-1, ",
+	},
+	{
+		"a state record is done before it is confirmed", "pkg/statelog",
+		"Span: 1, Time: now, Tag: b,", "Span: 1, Time: now, Tag: b, Level: 2,",
+	},
+	{
+		"a rewritten record overrides its update", "pkg/statelog",
+		"		if !l.index.current(r.it, r.at) || l.index.superseded(r.it) {", "		if !l.index.current(r.it, r.at) {",
+	},
+	{
+		"a rewritten record overrides its owner's deletion", "pkg/statelog",
+		" || x.pending[pendingKey{it.owner.name, \"\"}] > 0", "",
+	},
+	{
+		"a state record that cannot be read is passed over", "pkg/statelog",
+		"					s.gaps[h] = *missing\n", "					_ = h\n",
+	},
+	{
+		"an owner's deletion leaves its records", "pkg/statelog",
+		"			delete(x.owners, r.owner)\n		}\n		return\n", "		}\n		return\n",
+	},
+	{
+		"a state record that may be stored is told not to be", "pkg/statelog",
+		"	var orphans []*batch\n	if l.err != nil && l.lostFired {\n", "	var orphans []*batch\n	if err != nil {\n		err = notWritten(err)\n	}\n	if l.err != nil && l.lostFired {\n",
+	},
 }
