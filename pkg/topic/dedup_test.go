@@ -87,6 +87,25 @@ func TestANewerIncarnationFencesOlderOnes(t *testing.T) {
 	}
 }
 
+// A new owner need not know of the incarnations before, of which nothing may be stored. The one that it lets in anew is above
+// them all the same.
+func TestAnOldIncarnationDoesNotFenceANewOneAtTheNextOwner(t *testing.T) {
+	t.Parallel()
+	for _, dedup := range []bool{true, false} {
+		f := newCluster(t, 3)
+		tp := f.open(f.Takeover(), nil, topic.Config{})
+		producer(t, tp, "p", dedup)
+		old := producer(t, tp, "p", dedup)
+		tp.Shutdown()
+		tp = f.open(f.Takeover(), nil, topic.Config{})
+		fresh := producer(t, tp, "p", dedup)
+		if p, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), dedup); !errors.Is(err, topic.ErrProducerFenced) {
+			t.Fatalf("the old incarnation comes back as %d, the new one is %d: %v", p.Epoch(), fresh.Epoch(), err)
+		}
+		check(t, send(t, fresh, batch(t, "p", 0, 1)).wait(t).err)
+	}
+}
+
 // What an incarnation has under way when a new one comes is stored, or not, before that is told where to go on: else it
 // would give a message of its own a sequence that the old one's gets, and be told that it is stored.
 func TestANewIncarnationWaitsForWhatTheOldOneHasUnderWay(t *testing.T) {

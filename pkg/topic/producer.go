@@ -27,16 +27,23 @@ type Producer struct {
 	closed bool
 }
 
-// generationShift splits an epoch: above it is the number of the incarnation, below it how often that one came back.
-const generationShift = 32
+// An epoch has the owner's epoch from ownerShift on, up to mostOwner, below that the number of the incarnation, and below
+// generationShift how often that one came back. So an incarnation that a later owner lets in is above those that earlier ones
+// did, of which the later one need not know: it knows of what stored something.
+const (
+	generationShift = 20
+	ownerShift      = 40
+	mostOwner       = 1<<(63-ownerShift) - 1
+)
 
-// nextEpoch returns the epoch of a producer that asks with one, 0 for a new incarnation, where newest was given before.
+// nextEpoch returns the epoch of a producer that asks an owner with one, 0 for a new incarnation, where newest was given before.
 //
 // An incarnation may ask with less than it was given: the answer got lost, and it comes back with what it knows. So what
 // fences is a new incarnation alone, and never a producer itself.
-func nextEpoch(newest, asked uint64) (uint64, error) {
+func nextEpoch(newest, asked uint64, owner entry.Epoch) (uint64, error) {
 	switch {
 	case asked == 0:
+		newest = max(newest, min(uint64(owner), mostOwner)<<ownerShift)
 		return (newest>>generationShift + 1) << generationShift, nil
 	case asked>>generationShift < newest>>generationShift:
 		return 0, fmt.Errorf("epoch %d, the newest is %d: %w", asked, newest, ErrProducerFenced)
@@ -80,7 +87,7 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("open producer %q: %w", name, err) // nobody waits for it: it must not replace one that is used
 	}
-	next, err := nextEpoch(newest, epoch)
+	next, err := nextEpoch(newest, epoch, t.owner)
 	if err != nil {
 		return nil, fmt.Errorf("open producer %q: %w", name, err)
 	}

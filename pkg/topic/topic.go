@@ -25,6 +25,8 @@ type Topic struct {
 	env deps
 	cfg Config
 	c   *chain.Chain
+	// owner is the epoch of the ownership.
+	owner entry.Epoch
 
 	cached  *cached
 	pending *budget.Budget // this topic's share
@@ -108,7 +110,8 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 	env.Sched = sched.OrReal(env.Sched)
 	cfg = cfg.withDefaults()
 	t := &Topic{
-		env: deps{env.Cache, env.Budget, env.Log, env.Metrics, env.Sched}, cfg: cfg,
+		owner: guard.Epoch,
+		env:   deps{env.Cache, env.Budget, env.Log, env.Metrics, env.Sched}, cfg: cfg,
 		cached: &cached{}, pending: budget.NewWaiting(cfg.MaxPendingBytes, func(ctx context.Context, ready <-chan struct{}) error {
 			_, err := env.Sched.Wait(ctx, sched.Channels{ready})
 			return err //nolint:wrapcheck // as a context says it
