@@ -141,7 +141,11 @@ func (b *bookieProcess) collect() {
 			}
 		})
 		b.work()
-		b.after(b.w.between(500*time.Millisecond, 4*time.Second), b.collect)
+		pause := b.w.between(500*time.Millisecond, 4*time.Second)
+		if b.w.calm {
+			pause *= 5
+		}
+		b.after(pause, b.collect)
 	})
 }
 

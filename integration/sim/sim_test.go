@@ -43,7 +43,9 @@ func TestSeed(t *testing.T) {
 		t.Run(strconv.FormatUint(wanted, 10), func(t *testing.T) { runSeed(t, wanted) })
 		return
 	}
-	debug.SetGCPercent(400) // little lives, much is thrown away
+	// Little lives, and much is thrown away.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(256 << 20)
 	began, cpuBegan := time.Now(), cpuTime()
 	var total sim.Result
 	for seed := *from; seed < *from+n; seed++ {
@@ -57,6 +59,10 @@ func TestSeed(t *testing.T) {
 			fmt.Fprintln(os.Stderr, err)
 			t.Errorf("seed %d fails", seed)
 			continue
+		}
+		if done := seed - *from + 1; n >= 1000 && done%50 == 0 {
+			fmt.Fprintf(os.Stderr, "%d seeds, up to %d: %.1f simulated h, %v, %v of processors\n",
+				done, seed, total.Simulated.Hours(), time.Since(began).Round(time.Second), (cpuTime() - cpuBegan).Round(time.Second))
 		}
 		total.Simulated += r.Simulated
 		total.Events += r.Events

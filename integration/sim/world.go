@@ -325,7 +325,7 @@ func (w *world) play() {
 	}
 	w.after(300*time.Millisecond, w.tailRead)
 	w.after(w.between(0, time.Second), w.mischief)
-	if w.opt.Faulty > time.Minute && !w.chance(10) {
+	if w.opt.Faulty > time.Minute && !w.chance(25) {
 		w.after(w.between(0, 20*time.Second), w.weather)
 	}
 	w.run(w.opt.Faulty, w.failed)
