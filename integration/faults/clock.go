@@ -3,13 +3,13 @@
 package faults
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,53 +22,44 @@ import (
 
 const skewVariable = "CLOCK_SKEW_FILE"
 
-// skewSource goes into package time.
+// skewSource goes into package time. Now is called where no system call may be made, so the file is in memory.
 const skewSource = `package time
 
 import (
 	"sync/atomic"
 	"syscall"
+	"unsafe"
 )
 
-var skewLooked, skewSeconds atomic.Int64
+// skew is what the file says, in seconds.
+var skew = new(atomic.Int64)
 
-// skew is what the file says now, in seconds, or said a few milliseconds ago.
-func skew(mono int64) int64 {
-	last := skewLooked.Load()
-	if mono-last < 2e6 || !skewLooked.CompareAndSwap(last, mono) {
-		return skewSeconds.Load()
-	}
+func init() {
 	path, ok := syscall.Getenv("` + skewVariable + `")
 	if !ok {
-		return 0
+		return
 	}
 	fd, err := open(path)
 	if err != nil {
-		return skewSeconds.Load()
+		panic("open " + path + ": " + err.Error())
 	}
-	defer closefd(fd)
-	var b [32]byte
-	n, err := read(fd, b[:])
-	if err != nil || n == 0 {
-		return skewSeconds.Load()
+	b, err := syscall.Mmap(int(fd), 0, skewSize, syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		panic("map " + path + ": " + err.Error())
 	}
-	v, sign := int64(0), int64(1)
-	for i, c := range b[:n] {
-		switch {
-		case i == 0 && c == '-':
-			sign = -1
-		case c >= '0' && c <= '9':
-			v = v*10 + int64(c-'0')
-		}
-	}
-	skewSeconds.Store(sign * v)
-	return sign * v
+	closefd(fd)
+	skew = (*atomic.Int64)(unsafe.Pointer(&b[0]))
 }
+
+const skewSize = 8
 `
+
+// skewSize is the file's: seconds, as this machine keeps numbers.
+const skewSize = 8
 
 const (
 	nowBefore = "func Now() Time {\n\tsec, nsec, mono := runtimeNow()\n"
-	nowAfter  = nowBefore + "\tsec += skew(mono)\n"
+	nowAfter  = nowBefore + "\tsec += skew.Load()\n"
 )
 
 var skewed struct {
@@ -140,7 +131,12 @@ func onOwnClocks(s *site, cfg *process.Config) {
 	dir := s.TempDir()
 	s.skews = make(map[string]string)
 	cfg.Place = func(name string) (string, []string) {
-		s.skews[name] = filepath.Join(dir, name)
+		if s.skews[name] == "" {
+			s.skews[name] = filepath.Join(dir, name)
+			if err := os.WriteFile(s.skews[name], make([]byte, skewSize), 0o600); err != nil {
+				s.Fatal(err)
+			}
+		}
 		return "127.0.0.1", []string{"env", skewVariable + "=" + s.skews[name]}
 	}
 }
@@ -148,11 +144,12 @@ func onOwnClocks(s *site, cfg *process.Config) {
 // setClock makes the clocks of some processes wrong, from now on.
 func (s *site) setClock(d time.Duration, all ...*process.Process) error {
 	for _, p := range all {
-		next := s.skews[p.Name] + ".next"
-		if err := os.WriteFile(next, []byte(strconv.FormatInt(int64(d/time.Second), 10)), 0o600); err != nil {
+		f, err := os.OpenFile(s.skews[p.Name], os.O_WRONLY, 0)
+		if err != nil {
 			return err
 		}
-		if err := os.Rename(next, s.skews[p.Name]); err != nil {
+		_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(d/time.Second)), 0)
+		if err := errors.Join(err, f.Close()); err != nil {
 			return err
 		}
 	}

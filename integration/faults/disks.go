@@ -204,10 +204,15 @@ func (s *site) refuses(p *process.Process) error {
 	if err := p.Launch(); err != nil {
 		return err
 	}
-	code, ok := s.ends(p, patience)
-	if !ok || code != 5 {
-		return fmt.Errorf("%s starts on a disk that is not its own, or old: exit code %d", p.Name, code)
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	if p.WaitReady(ctx) == nil {
+		return fmt.Errorf("%s starts on a disk that is not its own, or old", p.Name)
 	}
+	if code := p.ExitCode(); code != 5 {
+		return fmt.Errorf("%s, on a disk that is not its own, or old, ends with exit code %d", p.Name, code)
+	}
+	s.goal = "refused"
 	return nil
 }
 

@@ -420,7 +420,7 @@ next:
 func (s *site) makeNamespaces() error {
 	return retry(s.ctx, func() error {
 		_, err := s.client.Admin().CreateNamespace(s.ctx, &brokerv1.CreateNamespaceRequest{
-			Namespace: keeping, Policies: &brokerv1.Policies{RetentionTime: durationpb.New(24 * time.Hour)},
+			Namespace: keeping, Policies: &brokerv1.Policies{RetentionTime: durationpb.New(365 * 24 * time.Hour)},
 		})
 		return err
 	})

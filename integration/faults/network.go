@@ -12,7 +12,11 @@ import (
 
 // Faults of the network.
 
-const cutFor = 5 * time.Second
+// How long a line is cut; an owner that is mute for longer than the goal, so that it has to be replaced.
+const (
+	cutFor  = 5 * time.Second
+	muteFor = 17 * time.Second
+)
 
 func onNetwork(s *site, cfg *process.Config) {
 	s.network = hosts.New(s.TB)
@@ -81,7 +85,7 @@ func muteOwner(s *site) error {
 			lines = append(lines, [2]string{owner.Name, p.Name})
 		}
 	}
-	return s.cut(cutFor, lines...)
+	return s.cut(muteFor, lines...)
 }
 
 func cutOwnerFromEtcd(s *site) error {
