@@ -84,7 +84,7 @@ func (b *bookieProcess) boot() {
 	if loss.All {
 		b.sched.Go(b.endLoss)
 	}
-	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Now: b.w.clock},
+	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Sched: b.sched},
 		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
 	b.look()
 	b.beat()

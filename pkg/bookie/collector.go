@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -43,8 +44,8 @@ type GCConfig struct {
 	MaxFraction float64
 	// ReadsPerSecond limits the metadata reads of a pass. Default 1000.
 	ReadsPerSecond float64
-	// Now is the clock; nil means time.Now.
-	Now func() time.Time
+	// Sched is the clock, and how it waits; nil is the real one.
+	Sched sched.Scheduler
 }
 
 // WithDefaults fills in what is zero.
@@ -53,9 +54,7 @@ func (c GCConfig) WithDefaults() GCConfig {
 	setDefault(&c.Grace, 10*time.Minute)
 	setDefault(&c.MaxFraction, 0.25)
 	setDefault(&c.ReadsPerSecond, 1000)
-	if c.Now == nil {
-		c.Now = time.Now
-	}
+	c.Sched = sched.OrReal(c.Sched)
 	return c
 }
 
@@ -90,9 +89,9 @@ type Collector struct {
 	log     *slog.Logger
 	metrics *gcMetrics
 	limiter *rate.Limiter
-	now     func() time.Time
+	sched   sched.Scheduler
 
-	busy        chan struct{} // one pass at a time
+	busy        sched.Turn // one pass at a time
 	seen        map[entry.LedgerID]Sighting
 	quarantined map[entry.LedgerID]bool
 	swept       entry.LedgerID // the last one that was read in turn
@@ -103,24 +102,22 @@ func NewCollector(cfg GCConfig, me Identity, store Collection, records Records, 
 	cfg = cfg.WithDefaults()
 	return &Collector{
 		cfg: cfg, me: me, store: store, records: records, log: log, metrics: newGCMetrics(registerer),
-		seenRev: newRevisions(fs, file), limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), now: cfg.Now,
-		busy: make(chan struct{}, 1), seen: make(map[entry.LedgerID]Sighting), quarantined: make(map[entry.LedgerID]bool),
+		seenRev: newRevisions(fs, file), limiter: rate.NewLimiter(rate.Limit(cfg.ReadsPerSecond), 100), sched: cfg.Sched,
+		seen: make(map[entry.LedgerID]Sighting), quarantined: make(map[entry.LedgerID]bool),
 	}
 }
 
 // Run makes a pass per interval, and looks at etcd's revision in between, until ctx ends.
 func (c *Collector) Run(ctx context.Context) {
-	look := time.NewTicker(min(lookInterval, c.cfg.Interval))
-	defer look.Stop()
-	next := time.Now().Add(c.cfg.Interval)
+	next := c.sched.Now().Add(c.cfg.Interval)
 	failing := ""
 	for {
 		var err error
-		if time.Now().Before(next) {
+		if c.sched.Now().Before(next) {
 			err = c.Look(ctx)
 		} else {
 			_, err = c.Pass(ctx)
-			next = time.Now().Add(c.cfg.Interval)
+			next = c.sched.Now().Add(c.cfg.Interval)
 		}
 		if ctx.Err() != nil {
 			return
@@ -133,21 +130,9 @@ func (c *Collector) Run(ctx context.Context) {
 			failing = ""
 			c.log.Info("garbage collection goes on")
 		}
-		select {
-		case <-ctx.Done():
+		if sched.Sleep(ctx, c.sched, min(lookInterval, c.cfg.Interval)) != nil {
 			return
-		case <-look.C:
 		}
-	}
-}
-
-// begin makes the caller the only one at work, until end.
-func (c *Collector) begin(ctx context.Context) error {
-	select {
-	case c.busy <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -157,12 +142,21 @@ func (c *Collector) end(err error) {
 		stopped = 1
 	}
 	c.metrics.stopped.Set(stopped)
-	<-c.busy
+	c.busy.Give()
+}
+
+// pace waits until the next record may be read.
+func (c *Collector) pace(ctx context.Context) error {
+	now := c.sched.Now()
+	if wait := c.limiter.ReserveN(now, 1).DelayFrom(now); wait > 0 {
+		return sched.Sleep(ctx, c.sched, wait)
+	}
+	return ctx.Err()
 }
 
 // Look checks that etcd has not gone back behind what this bookie has seen of it.
 func (c *Collector) Look(ctx context.Context) (err error) {
-	if err := c.begin(ctx); err != nil {
+	if err := c.busy.Take(ctx, c.sched); err != nil {
 		return err
 	}
 	defer func() { c.end(err) }()
@@ -176,7 +170,7 @@ func (c *Collector) Look(ctx context.Context) (err error) {
 // Pass looks once at every ledger that something may be due for. An error means that the pass ended early; what it
 // deleted before stays deleted.
 func (c *Collector) Pass(ctx context.Context) (p Pass, err error) {
-	if err := c.begin(ctx); err != nil {
+	if err := c.busy.Take(ctx, c.sched); err != nil {
 		return p, err
 	}
 	defer func() { c.end(err) }()
@@ -201,7 +195,7 @@ func (c *Collector) Pass(ctx context.Context) (p Pass, err error) {
 	limit := maxDeletes(stored, c.cfg.MaxFraction)
 	seen := make(map[entry.LedgerID]Sighting)
 	for _, id := range ids {
-		if err := c.limiter.Wait(ctx); err != nil {
+		if err := c.pace(ctx); err != nil {
 			return p, fmt.Errorf("wait for a read: %w", err)
 		}
 		if err := c.one(ctx, id, &p, limit, seen); err != nil {
@@ -243,7 +237,7 @@ func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit i
 	l, err := c.records.GetLedger(ctx, id)
 	info, stored := c.store.Ledger(id)
 	here := Local{Stored: stored, Entries: info.Entries}
-	verdict := Judge(c.me.Storage, here, l, err, c.seen[id], c.now(), c.cfg.Grace)
+	verdict := Judge(c.me.Storage, here, l, err, c.seen[id], c.sched.Now(), c.cfg.Grace)
 	if verdict != Quarantine {
 		delete(c.quarantined, id)
 	}
@@ -261,7 +255,7 @@ func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit i
 	case Watch:
 		s := c.seen[id]
 		if s.At.IsZero() || s.Entries != here.Entries {
-			s = Sighting{At: c.now(), Entries: here.Entries}
+			s = Sighting{At: c.sched.Now(), Entries: here.Entries}
 		}
 		seen[id] = s
 	case Quarantine:

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -147,6 +148,14 @@ func (s *shelf) left() []entry.LedgerID {
 	return ids
 }
 
+// standing is a clock that stands still.
+type standing struct {
+	sched.Scheduler
+	at time.Time
+}
+
+func (s *standing) Now() time.Time { return s.at }
+
 func closedElsewhere(id entry.LedgerID) meta.Ledger {
 	l := openLedger(id, entry.UUID{9})
 	l.State = meta.LedgerClosed
@@ -167,8 +176,8 @@ func TestCollectorDeletesWhatMayGo(t *testing.T) {
 	s.set(meta.Ledger{ID: 6, State: meta.LedgerDeleting, Fragments: openLedger(6, me.Storage).Fragments})
 	s.placed = []entry.LedgerID{1, 2, 6}
 	c := s.collector(vfs.NewMem())
-	now := time.Unix(0, 0)
-	c.now = func() time.Time { return now }
+	clock := &standing{Scheduler: sched.Real, at: time.Unix(0, 0)}
+	c.sched = clock
 
 	p, err := c.Pass(t.Context())
 	if err != nil || p != (Pass{Deleted: 2, Quarantined: 1}) {
@@ -180,11 +189,11 @@ func TestCollectorDeletesWhatMayGo(t *testing.T) {
 	if !slices.Equal(s.confirmed, []entry.LedgerID{2, 6}) {
 		t.Fatalf("confirmed %v", s.confirmed)
 	}
-	now = now.Add(9 * time.Minute)
+	clock.at = clock.at.Add(9 * time.Minute)
 	if _, err := c.Pass(t.Context()); err != nil || len(s.left()) != 3 {
 		t.Fatalf("within the grace time: left %v, %v", s.left(), err)
 	}
-	now = now.Add(time.Minute)
+	clock.at = clock.at.Add(time.Minute)
 	if _, err := c.Pass(t.Context()); err != nil || !slices.Equal(s.left(), []entry.LedgerID{1, 5}) {
 		t.Fatalf("after the grace time: left %v, %v", s.left(), err)
 	}
@@ -196,14 +205,14 @@ func TestCollectorForgetsASightingThatWasContradicted(t *testing.T) {
 	s.stored[4] = 3
 	s.set(closedElsewhere(4))
 	c := s.collector(vfs.NewMem())
-	now := time.Unix(0, 0)
-	c.now = func() time.Time { return now }
+	clock := &standing{Scheduler: sched.Real, at: time.Unix(0, 0)}
+	c.sched = clock
 	pass := func() {
 		t.Helper()
 		if _, err := c.Pass(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		now = now.Add(11 * time.Minute)
+		clock.at = clock.at.Add(11 * time.Minute)
 	}
 	pass()
 	mine := closedElsewhere(4)

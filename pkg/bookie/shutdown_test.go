@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -87,7 +88,7 @@ func TestShutdownEndsControlCalls(t *testing.T) {
 	t.Parallel()
 	w := newTown(t)
 	b := w.start(w.config("data"), vfs.NewMem())
-	w.check(b.collector.begin(t.Context())) // the call waits for its turn
+	w.check(b.collector.busy.Take(t.Context(), sched.Real)) // the call waits for its turn
 	answer := make(chan error, 1)
 	control := w.control(b)
 	_, err := control.Info(t.Context(), &bookiev1.InfoRequest{})
