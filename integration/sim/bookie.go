@@ -18,25 +18,24 @@ import (
 // bookieProcess is a bookie's process over its disk: the server's rules of admission, and the store, driven by hand.
 type bookieProcess struct {
 	process
-	w       *world
-	index   int
-	uuid    entry.StorageUUID
-	zone    string
-	mem     *vfs.Mem
-	disk    *vfs.Faulty
-	fresh   bool // no store was ever open on the disk
-	store   *ledgerstore.ByHand
-	meta    *meta.Store
-	etcd    *etcdClient
-	slow    int // one sync in so many takes long
-	clients []*link
-	// registered is what brokers can know of it.
-	registeredTill time.Duration
-	waiting        map[entry.LedgerID][]*pendingAdd
-	waits          []*lacWait
-	collector      *bookie.Collector
-	errors         []*vfs.Active // that the disk has yet to show
-	rotten         bool          // some of the disk's bytes read as others
+	w         *world
+	index     int
+	uuid      entry.StorageUUID
+	zone      string
+	mem       *vfs.Mem
+	disk      *vfs.Faulty
+	fresh     bool // no store was ever open on the disk
+	store     *ledgerstore.ByHand
+	meta      *meta.Store
+	etcd      *etcdClient
+	slow      int // one sync in so many takes long
+	clients   []*link
+	id        string // the bookie's, in its cookie: a new disk has another one
+	waiting   map[entry.LedgerID][]*pendingAdd
+	waits     []*lacWait
+	collector *bookie.Collector
+	errors    []*vfs.Active // that the disk has yet to show
+	rotten    bool          // some of the disk's bytes read as others
 }
 
 type pendingAdd struct {
@@ -87,7 +86,7 @@ func (b *bookieProcess) boot() {
 	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Sched: b.sched},
 		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
 	b.look()
-	b.beat()
+	b.sched.Go(b.register)
 	b.after(b.w.between(0, 3*time.Second), b.collect)
 }
 
@@ -173,12 +172,6 @@ func (b *bookieProcess) diskErrors() (n int) {
 		n += e.Hits()
 	}
 	return n
-}
-
-// beat keeps the registration alive.
-func (b *bookieProcess) beat() {
-	b.registeredTill = b.w.now + registration
-	b.after(time.Second, b.beat)
 }
 
 func (b *bookieProcess) look() {

@@ -4,10 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"slices"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -25,14 +22,10 @@ type broker struct {
 	meta  *meta.Store
 	etcd  *etcdClient
 
-	lease    int64 // 0: none
-	deadline time.Duration
-	owned    map[int]*holding // by topic
-	taking   map[int]bool
-	client   *bookieClient
-	env      chain.Env          // for all chains of the process
-	view     []ledger.Candidate // as of the last look
-	viewAt   time.Duration
+	membership
+	owned  map[int]*holding // by topic
+	client *bookieClient
+	env    chain.Env // for all chains of the process
 }
 
 // holding is a bundle that the broker owns, or believes to own.
@@ -40,12 +33,12 @@ type holding struct {
 	epoch  entry.Epoch
 	ctx    context.Context //nolint:containedctx // ends with the holding
 	cancel context.CancelFunc
-	served service // nil while it is being opened
+	served service       // nil while it is being opened
+	ended  chan struct{} // closed when it is not opened any more
 }
 
 const (
 	leaseTTL     = 4 * time.Second
-	viewEvery    = 200 * time.Millisecond
 	blockOfIDs   = 4
 	openPatience = 10 * time.Second
 )
@@ -53,9 +46,7 @@ const (
 func (b *broker) boot() {
 	b.start()
 	b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
-	b.lease, b.deadline = 0, 0
-	b.owned, b.taking = map[int]*holding{}, map[int]bool{}
-	b.view, b.viewAt = nil, -time.Hour
+	b.owned = map[int]*holding{}
 	b.client = newBookieClient(b)
 	b.env = chain.Env{
 		Ledger: ledger.Env{
@@ -65,7 +56,7 @@ func (b *broker) boot() {
 		Meta: b.meta, IDs: chain.NewIDs(b.meta, blockOfIDs), Sched: b.sched,
 	}
 	b.w.trace(b.name, subject{}, "up")
-	b.keepLease()
+	b.join()
 }
 
 func (b *broker) crash(why string) {
@@ -84,112 +75,22 @@ func (b *broker) crash(why string) {
 	b.w.ghost.brokerGone(b)
 }
 
-// keepLease renews the lease three times per TTL, and gets another one when it is gone.
-func (b *broker) keepLease() {
-	b.after(leaseTTL/3, b.keepLease)
-	if b.etcd.lost() || b.w.etcd.away {
-		return
-	}
-	sent := b.w.now
-	b.after(b.w.etcd.delay(), func() {
-		m := b.w.etcd.model
-		id := b.lease
-		if id != 0 {
-			if _, err := m.KeepAlive(b.w.clock(), id); err != nil {
-				id = 0
-			}
-		}
-		if id == 0 {
-			var err error
-			if id, err = m.Grant(b.w.clock(), 0, int64(leaseTTL/time.Second)); err != nil {
-				panic(err)
-			}
-		}
-		if b.etcd.lost() {
-			return
-		}
-		b.after(b.w.etcd.delay(), func() {
-			b.lease, b.deadline = id, sent+leaseTTL
-		})
-	})
-}
-
-func (b *broker) leaseHolds() bool { return b.lease != 0 && b.w.now < b.deadline }
-
-// candidates are the bookies as this broker has heard of them.
-func (b *broker) candidates() []ledger.Candidate {
-	if b.w.now-b.viewAt >= viewEvery && !b.etcd.cut {
-		b.view, b.viewAt = b.w.registered(), b.w.now
-	}
-	return b.view
-}
-
-// take makes this broker the owner of a topic's bundle, in place of whoever is, and serves the topic.
-func (b *broker) take(tp *topic) {
-	if !b.up || b.taking[tp.index] {
-		return
-	}
-	b.taking[tp.index] = true
-	b.sched.Go(func() { b.takeBundle(tp) })
-}
-
-func (b *broker) takeBundle(tp *topic) {
-	defer func() { delete(b.taking, tp.index) }()
-	ctx, cancel := b.sched.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	if b.lease == 0 {
-		_ = sched.Sleep(ctx, b.sched, leaseTTL/2)
-	}
-	cur, err := b.meta.GetOwner(ctx, tp.bundle)
-	if err != nil {
-		return
-	}
-	expect := meta.ExpectNone()
-	if cur.Epoch > 0 {
-		expect = meta.ExpectOwner(cur)
-	}
-	old := b.owned[tp.index]
-	if cur.Broker == b.name && old != nil && old.epoch == cur.Epoch {
-		return // it is ours
-	}
-	owner, err := b.meta.TakeBundle(ctx, tp.bundle, meta.BrokerInfo{ID: b.name}, clientv3.LeaseID(b.lease), expect)
-	if err != nil {
-		var conflict *meta.OwnerConflictError
-		if !errors.As(err, &conflict) {
-			b.w.trace(b.name, topicSubject(tp), "takes topic %d: fails", tp.index)
-		}
-		return
-	}
-	b.w.trace(b.name, topicSubject(tp), "owns topic %d with epoch %d", tp.index, owner.Epoch)
-	b.own(tp, owner.Epoch)
-}
-
 // own serves a topic with a new epoch.
 func (b *broker) own(tp *topic, epoch entry.Epoch) {
-	if old := b.owned[tp.index]; old != nil {
-		b.disown(tp, old)
-	}
-	h := &holding{epoch: epoch}
+	h := &holding{epoch: epoch, ended: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	b.owned[tp.index] = h
-	b.sched.Go(func() { b.serve(tp, h) })
-}
-
-// disown drops a topic. It is called in a task, and may wait.
-func (b *broker) disown(tp *topic, h *holding) {
-	if b.owned[tp.index] == h {
-		delete(b.owned, tp.index)
-	}
-	h.cancel()
-	if h.served != nil {
-		h.served.shutdown()
-	}
+	b.sched.Go(func() {
+		defer close(h.ended)
+		b.serve(tp, h)
+	})
 }
 
 // serve opens a topic, and again whenever it is lost while the bundle is held.
 func (b *broker) serve(tp *topic, h *holding) {
-	for h.ctx.Err() == nil {
-		s, err := tp.kind.open(h.ctx, b, tp, meta.Guard{Bundle: tp.bundle, Epoch: h.epoch})
+	guard := meta.Guard{Bundle: tp.bundle, Epoch: h.epoch}
+	for h.ctx.Err() == nil && !b.w.closed[tp.index] {
+		s, err := tp.kind.open(h.ctx, b, tp, guard)
 		switch {
 		case err == nil:
 			if h.ctx.Err() != nil {
@@ -206,8 +107,8 @@ func (b *broker) serve(tp *topic, h *holding) {
 			h.served = nil
 			s.shutdown()
 		case errors.Is(err, meta.ErrEpoch):
-			b.disown(tp, h)
-			return
+			b.owner.Fenced(guard)
+			return // and is stopped
 		}
 		_ = sched.Sleep(h.ctx, b.sched, b.w.between(10*time.Millisecond, time.Second))
 	}
@@ -274,16 +175,4 @@ func quorumOf(r meta.Replication, slots []meta.Slot) *quorum.Quorum {
 	return quorum.MustNew(quorum.Config{
 		Ensemble: r.Ensemble, WriteQuorum: r.WriteQuorum, AckQuorum: r.AckQuorum, MinZones: r.MinZones,
 	}, zones)
-}
-
-// registered lists the bookies that a watch would show.
-func (w *world) registered() []ledger.Candidate {
-	var all []ledger.Candidate
-	for _, k := range w.bookies {
-		if w.now < k.registeredTill {
-			writable := k.store == nil || k.store.State() == 0
-			all = append(all, ledger.Candidate{UUID: k.uuid, Host: k.name, Zone: k.zone, FreeBytes: 1 << 30, Writable: writable})
-		}
-	}
-	return slices.Clip(all)
 }

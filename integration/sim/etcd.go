@@ -99,7 +99,7 @@ func (c *etcdClient) call(ctx context.Context, sent func(), apply func() error) 
 func (c *etcdClient) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
 	var resp *pb.TxnResponse
 	err := c.call(ctx, func() { sent(opts) }, func() (err error) {
-		resp, err = c.e.model.Txn(context.Background(), in)
+		resp, err = c.e.model.Txn(ctx, in)
 		return err
 	})
 	if err != nil {

@@ -16,6 +16,7 @@ type Fault string
 // The kinds of faults. In brackets, the cells of the matrix.
 const (
 	BrokerCrash  Fault = "broker-crash"   // kill -9 and a new process [F1]
+	BrokerLeave  Fault = "broker-leave"   // it hands over, and a new process comes
 	BrokerPause  Fault = "broker-pause"   // STOP, CONT: a zombie [F4]
 	BrokerCut    Fault = "broker-cut"     // from etcd, the data path stays up [F9]
 	BookieKill   Fault = "bookie-kill"    // kill -9, page cache kept [F2]
@@ -37,7 +38,7 @@ const (
 )
 
 var allFaults = []Fault{
-	BrokerCrash, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
+	BrokerCrash, BrokerLeave, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
 	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke,
 }
 
@@ -90,6 +91,8 @@ func (w *world) inject(f Fault, span time.Duration) {
 				br.boot()
 			}
 		})
+	case BrokerLeave:
+		br.leave(span)
 	case BrokerPause:
 		br.pause()
 		w.unlessHealed(span*2, br.resume)
@@ -254,6 +257,9 @@ func (w *world) healFaults() {
 		for _, k := range w.bookies {
 			w.net.open(br.name, k.name)
 			w.net.open(k.name, br.name)
+		}
+		for _, o := range w.brokers {
+			w.net.open(br.name, o.name)
 		}
 	}
 	for _, k := range w.bookies {

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 const healWithin = 30 * time.Second
@@ -24,7 +25,15 @@ func (w *world) finale() {
 	if w.failed() {
 		return
 	}
+	settled := func() bool {
+		return w.failed() || !slices.ContainsFunc(w.topics, func(tp *topic) bool { return !w.checkOwner(tp) })
+	}
+	w.run(began+healWithin, settled)
 	for _, tp := range w.topics {
+		if !settled() && !w.checkOwner(tp) {
+			w.fail("I16", topicSubject(tp), "topic %d has no owner that everybody knows within %v after everything was healed", tp.index, healWithin)
+			return
+		}
 		if !w.probed[tp.index] {
 			w.fail("I16", topicSubject(tp), "topic %d is not served within %v after everything was healed", tp.index, healWithin)
 			return
@@ -33,12 +42,11 @@ func (w *world) finale() {
 	w.trace("sim", subject{}, "every topic is served after %v", w.now-began)
 	// The topics are closed in good order.
 	w.ending = true
-	closed := map[int]bool{}
 	for _, tp := range w.topics {
-		w.close(tp, func() { closed[tp.index] = true })
+		w.close(tp)
 	}
-	w.run(w.now+healWithin, func() bool { return w.failed() || len(closed) == len(w.topics) })
-	if len(closed) < len(w.topics) {
+	w.run(w.now+healWithin, func() bool { return w.failed() || len(w.closed) == len(w.topics) })
+	if len(w.closed) < len(w.topics) {
 		w.fail("I16", subject{}, "a topic is not closed within %v", healWithin)
 	}
 	w.run(w.now+2*time.Second, w.failed) // what is under way comes to its end
@@ -50,18 +58,11 @@ func (w *world) finale() {
 	}
 }
 
-// close closes a topic in good order, once nobody is about to take it, and again if that was in vain.
-func (w *world) close(tp *topic, done func()) {
-	again := func() { w.after(time.Second, func() { w.close(tp, done) }) }
-	if slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.taking[tp.index] }) {
-		again()
-		return
-	}
+// close closes a topic in good order, where it is served, and again if that was in vain.
+func (w *world) close(tp *topic) {
+	again := func() { w.after(time.Second, func() { w.close(tp) }) }
 	b, s := w.serving(tp)
 	if s == nil {
-		if !slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.owned[tp.index] != nil }) {
-			pick(w.kernel, w.brokers).take(tp)
-		}
 		again()
 		return
 	}
@@ -73,12 +74,16 @@ func (w *world) close(tp *topic, done func()) {
 		}
 		delete(b.owned, tp.index)
 		h.cancel()
+		sched.Until(b.sched, h.ended)
 		if err := s.close(context.Background()); err != nil {
 			w.trace(b.name, topicSubject(tp), "topic %d cannot be closed: %v", tp.index, err)
+			if _, held := b.owner.Guard(tp.bundle); held && b.owned[tp.index] == nil {
+				b.own(tp, h.epoch)
+			}
 			again()
 			return
 		}
-		done()
+		w.closed[tp.index] = true
 	})
 }
 
@@ -104,10 +109,6 @@ func (w *world) probe(tp *topic) {
 	w.after(2*time.Second, func() { w.probe(tp) })
 	b, s := w.serving(tp)
 	if s == nil {
-		opening := slices.ContainsFunc(w.brokers, func(b *broker) bool { return b.up && b.owned[tp.index] != nil && b.leaseHolds() })
-		if !opening || w.chance(4) {
-			pick(w.kernel, w.brokers).take(tp)
-		}
 		return
 	}
 	b.do(func() { s.probe(func() { w.probed[tp.index] = true }) })

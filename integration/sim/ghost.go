@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-mq/penstock/integration/sim/etcdmodel"
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
@@ -26,6 +27,7 @@ type ghost struct {
 	ledgers map[entry.LedgerID]*ledgerGhost
 	appends map[uint64]*producerAppend
 	order   []*producerAppend
+	owners  map[int]*ownerGhost // by topic
 	boots   int
 	checked int // entries found again after a boot
 }
@@ -84,7 +86,7 @@ const (
 func newGhost(w *world) *ghost {
 	return &ghost{
 		w: w, bodies: map[entryKey][]byte{}, disks: map[entry.StorageUUID]*diskGhost{},
-		ledgers: map[entry.LedgerID]*ledgerGhost{}, appends: map[uint64]*producerAppend{},
+		owners: map[int]*ownerGhost{}, ledgers: map[entry.LedgerID]*ledgerGhost{}, appends: map[uint64]*producerAppend{},
 	}
 }
 
@@ -336,6 +338,13 @@ func (w *world) changed(actor *broker, from int64) {
 				panic(err)
 			}
 			w.ghost.ledgerChanged(actor, entry.LedgerID(n))
+		}
+	}
+	for _, tp := range w.topics {
+		if slices.ContainsFunc(events, func(e etcdmodel.Event) bool {
+			return string(e.KV.Key) == keyPrefix+"view/owners/"+string(tp.bundle) || string(e.KV.Key) == keyPrefix+"view/epochs/"+string(tp.bundle)
+		}) {
+			w.ghost.ownerChanged(tp)
 		}
 	}
 	for _, e := range events {

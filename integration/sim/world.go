@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -114,7 +113,7 @@ type world struct {
 	// compactions that did something, and ledgers deleted from topics.
 	compactions, trimmed int
 	served               int
-	probed               map[int]bool
+	probed, closed       map[int]bool // by topic, in the end
 }
 
 var shapes = []meta.Replication{
@@ -142,7 +141,7 @@ func newWorld(opt Options) *world {
 		opt.Loss = []int{0, 0, 200, 60, 20}[k.rng.IntN(5)]
 	}
 	w := &world{
-		kernel: k, opt: opt, replication: pick(k, shapes), names: map[entry.StorageUUID]string{}, probed: map[int]bool{},
+		kernel: k, opt: opt, replication: pick(k, shapes), names: map[entry.StorageUUID]string{}, probed: map[int]bool{}, closed: map[int]bool{},
 		limits: chain.Limits{
 			Bytes: int64(1<<10) << k.rng.IntN(8), Entries: int64(4) << k.rng.IntN(8), Age: time.Duration(1+k.rng.IntN(30)) * time.Second,
 		},
@@ -211,7 +210,11 @@ func (w *world) newDisk(b *bookieProcess) {
 	b.uuid = u
 	w.names[u] = b.name
 	if w.disks > len(w.bookies) {
-		w.names[u] = fmt.Sprintf("%s#%d", b.name, w.disks)
+		w.names[u] = fmt.Sprintf("%s-%d", b.name, w.disks)
+	}
+	b.id = w.names[u]
+	if err := w.checker.CreateCookie(context.Background(), meta.Cookie{ID: b.id, UUID: u}); err != nil {
+		panic(err)
 	}
 	b.rotten, b.fresh = false, true
 	b.mem = vfs.NewMem()
@@ -319,12 +322,12 @@ func (w *world) playAndEnd() {
 func (w *world) play() {
 	w.after(0, w.etcd.tick)
 	for _, tp := range w.topics {
-		w.after(w.between(0, 500*time.Millisecond), func() { pick(w.kernel, w.brokers).take(tp) })
+		w.after(w.between(0, 500*time.Millisecond), func() { w.lookUp(tp) })
 		w.after(w.pace, func() { w.produce(tp) })
-		w.after(w.between(500*time.Millisecond, 2*time.Second), func() { w.oversee(tp) })
 	}
 	w.after(300*time.Millisecond, w.tailRead)
 	w.after(w.between(0, time.Second), w.mischief)
+	w.after(w.between(0, 3*time.Second), w.unrest)
 	if w.opt.Faulty > time.Minute && !w.chance(25) {
 		w.after(w.between(0, 20*time.Second), w.weather)
 	}
@@ -364,31 +367,6 @@ func (w *world) weather() {
 		span = w.between(5*time.Second, 60*time.Second)
 	}
 	w.after(span, w.weather)
-}
-
-// oversee gives a topic whose owner does not serve it to somebody, and at times one whose owner does.
-func (w *world) oversee(tp *topic) {
-	if w.ending {
-		return
-	}
-	w.after(w.between(200*time.Millisecond, 2*time.Second), func() { w.oversee(tp) })
-	serving := slices.ContainsFunc(w.brokers, func(b *broker) bool {
-		return !b.paused && !b.etcd.cut && b.serving(tp) != nil && b.leaseHolds()
-	})
-	opening := slices.ContainsFunc(w.brokers, func(b *broker) bool {
-		return b.up && !b.paused && !b.etcd.cut && b.owned[tp.index] != nil
-	})
-	often := 12
-	if w.calm {
-		often = 100
-	}
-	if serving && !w.chance(often) || opening && !serving && !w.chance(4) {
-		return
-	}
-	b := pick(w.kernel, w.brokers)
-	if b.up && !b.paused {
-		b.take(tp)
-	}
 }
 
 // tailRead is a reader elsewhere.

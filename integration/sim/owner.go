@@ -1,0 +1,330 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/lease"
+	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/ownership"
+	"github.com/penstock-mq/penstock/pkg/sched"
+)
+
+// membership is what makes a broker's process one of the cluster's: the product's session, cache and ownership. It is of
+// one life.
+type membership struct {
+	cache    *meta.Cache
+	session  *lease.Session    // nil until there is a lease
+	owner    *ownership.Runner // nil likewise
+	draining bool
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// join starts what the product's node starts, in its order.
+func (b *broker) join() {
+	b.membership = membership{cache: meta.NewCacheOver(context.Background(), b.meta, b.etcd.watch, b.sched)}
+	b.sched.Go(func() {
+		ctx := context.Background()
+		if err := b.cache.Synced(ctx); err != nil {
+			panic(err)
+		}
+		session, err := lease.NewSessionOver(ctx, b.etcd, b.sched, leaseTTL, nil)
+		if err != nil {
+			panic(err)
+		}
+		self := meta.BrokerInfo{ID: b.name, URL: "penstock://" + b.name, Peer: b.name, Started: b.sched.Now()}
+		b.session = session
+		b.owner = ownership.New(ownership.Config{
+			Self: self, Meta: b.meta, View: b.cache, Session: session, Host: host{b}, Sched: b.sched,
+			Probe: func(_ context.Context, holder meta.BrokerInfo) ownership.Presence {
+				if holder.Peer != self.Peer {
+					panic("sim: a broker moves")
+				}
+				return ownership.PresenceGone // the port is this process's now
+			},
+		})
+		peers := &ownership.Peers{Self: b.name, View: b.cache, Listener: b.owner, Pinger: b.ping, Sched: b.sched, Log: quiet}
+		b.sched.Go(func() { peers.Run(ctx) })
+		b.sched.Go(func() {
+			_, _ = b.sched.Wait(ctx, sched.Channels{b.owner.Failed()})
+			b.w.fail("I16", subject{}, "%s gives up: %v", b.name, b.owner.Err())
+		})
+		b.owner.Run(ctx)
+	})
+}
+
+// leaseHolds is what acknowledgements that need no transaction go by.
+func (b *broker) leaseHolds() bool {
+	if b.session == nil || !b.session.Alive() {
+		return false
+	}
+	if id := int64(b.session.ID()); !b.w.etcd.model.Leased(b.w.clock(), id) {
+		b.w.fail("lease", subject{}, "%s goes by lease %d, which has run out", b.name, id)
+	}
+	return true
+}
+
+// candidates are the bookies that are registered, as far as the broker has heard.
+func (b *broker) candidates() []ledger.Candidate {
+	bookies := b.cache.Bookies()
+	all := make([]ledger.Candidate, len(bookies))
+	for i, k := range bookies {
+		all[i] = ledger.Candidate{
+			UUID: k.UUID, Host: k.Host, Zone: k.Zone, FreeBytes: k.FreeBytes,
+			Writable: k.State == meta.BookieWritable, Draining: k.Draining, Full: k.State == meta.BookieFull,
+		}
+	}
+	return all
+}
+
+// host serves the bundles that the broker holds: each is a topic.
+type host struct{ b *broker }
+
+func (h host) topic(id meta.BundleID) *topic {
+	i := slices.IndexFunc(h.b.w.topics, func(tp *topic) bool { return tp.bundle == id })
+	return h.b.w.topics[i]
+}
+
+// Serve implements ownership.Host.
+func (h host) Serve(g meta.Guard) {
+	b, tp := h.b, h.topic(g.Bundle)
+	b.w.trace(b.name, topicSubject(tp), "owns topic %d with epoch %d", tp.index, g.Epoch)
+	b.w.ghost.served(b, tp, g.Epoch)
+	if b.owned[tp.index] != nil {
+		b.w.fail("I9", topicSubject(tp), "%s serves topic %d with epoch %d before it has stopped with %d", b.name, tp.index, g.Epoch, b.owned[tp.index].epoch)
+	}
+	b.own(tp, g.Epoch)
+}
+
+// Stop implements ownership.Host.
+func (h host) Stop(ctx context.Context, g meta.Guard, why ownership.Reason, next string) {
+	b, tp := h.b, h.topic(g.Bundle)
+	b.w.trace(b.name, topicSubject(tp), "stops topic %d with epoch %d: %s, next is %s", tp.index, g.Epoch, why, next)
+	held := b.owned[tp.index]
+	if held == nil || held.epoch != g.Epoch {
+		return // it was closed in the end
+	}
+	held.cancel()
+	sched.Until(b.sched, held.ended) //nolint:contextcheck // it ends with what was just canceled
+	if s := held.served; s != nil {
+		if why == ownership.ReasonHandOver {
+			ctx, cancel := b.sched.WithTimeout(ctx, handOverPatience)
+			err := s.close(ctx)
+			cancel()
+			b.w.trace(b.name, topicSubject(tp), "hands topic %d over, error %v", tp.index, err != nil)
+		}
+		s.shutdown()
+	}
+	delete(b.owned, tp.index)
+}
+
+// handOverPatience is the product's.
+const handOverPatience = 2 * time.Second
+
+// lookUp has clients look for a topic.
+func (w *world) lookUp(tp *topic) {
+	w.after(w.between(50*time.Millisecond, time.Second), func() { w.lookUp(tp) })
+	if b := pick(w.kernel, w.brokers); b.up && !b.paused && b.owner != nil {
+		b.do(func() { b.owner.Want(tp.bundle) })
+	}
+}
+
+// leave ends a broker in good order: it hands its bundles over first. It ends by itself if that takes too long.
+func (b *broker) leave(patience time.Duration) {
+	if !b.up || b.draining || b.owner == nil {
+		return
+	}
+	b.draining = true
+	b.sched.Go(func() {
+		ctx, cancel := b.sched.WithTimeout(context.Background(), patience)
+		defer cancel()
+		err := b.owner.Drain(ctx)
+		b.w.trace(b.name, subject{}, "has handed over, error %v", err != nil)
+		if err == nil {
+			for _, tp := range b.w.topics {
+				if b.owned[tp.index] != nil {
+					b.w.fail("I9", topicSubject(tp), "%s has handed everything over, and serves topic %d", b.name, tp.index)
+				}
+			}
+			_ = b.session.Close(ctx)
+		}
+		b.w.after(0, func() {
+			b.crash("it was told to")
+			b.w.after(b.w.between(0, 2*time.Second), func() {
+				if !b.up {
+					b.boot()
+				}
+			})
+		})
+	})
+}
+
+// ping is an ownership.Pinger: one stream after the other to whoever is at the peer's address.
+func (b *broker) ping(ctx context.Context, peer meta.BrokerInfo, pong func(draining bool), refused func(error)) {
+	w := b.w
+	to := w.brokers[slices.IndexFunc(w.brokers, func(o *broker) bool { return o.name == peer.Peer })]
+	life := b.life
+	for ctx.Err() == nil {
+		there, back := &pipe{way: way{b.name, to.name}}, &pipe{way: way{to.name, b.name}}
+		server, broke := to.life, make(chan struct{})
+		breaks := func(refusal bool) {
+			there.broken, back.broken = true, true
+			close(broke)
+			if refusal {
+				refused(errors.New("connection refused"))
+			}
+		}
+		for {
+			w.net.send(there, func() {
+				if !to.up || to.life != server {
+					w.net.send(back, func() {
+						b.deliver(life, func() { breaks(!to.up) })
+						back.broken = true
+					})
+					there.broken = true
+					return
+				}
+				to.deliver(server, func() {
+					draining := to.draining
+					w.net.send(back, func() { b.deliver(life, func() { pong(draining) }) })
+				})
+			})
+			wait, stop := sched.After(b.sched, ownership.PingEvery)
+			if i, err := b.sched.Wait(ctx, sched.Channels{broke, wait}); err != nil || i == 0 {
+				stop()
+				break
+			}
+		}
+		there.broken, back.broken = true, true
+		_ = sched.Sleep(ctx, b.sched, ownership.PingEvery)
+	}
+}
+
+// unrest has brokers stop hearing each other, or leave in good order, every now and then in all runs, so that
+// topics move.
+func (w *world) unrest() {
+	if w.healed {
+		return
+	}
+	pause := w.between(500*time.Millisecond, 6*time.Second)
+	if w.calm {
+		pause *= 10
+	}
+	w.after(pause, w.unrest)
+	br, o := pick(w.kernel, w.brokers), pick(w.kernel, w.brokers)
+	span := w.between(500*time.Millisecond, 3*time.Second)
+	switch {
+	case w.chance(6):
+		w.inject(BrokerLeave, span)
+	case br != o:
+		w.trace("sim", subject{}, "%s does not hear %s for %v", br.name, o.name, span)
+		w.block(o.name, br.name, span)
+		if w.chance(2) {
+			w.block(br.name, o.name, span)
+		}
+	}
+}
+
+// ownerGhost is what was said of a bundle.
+type ownerGhost struct {
+	epoch  entry.Epoch
+	record meta.Owner             // the last one in etcd
+	by     map[entry.Epoch]string // which broker owned it, by epoch
+	lives  map[entry.Epoch]int    // and in which life it served
+}
+
+func (g *ghost) bundle(tp *topic) *ownerGhost {
+	o := g.owners[tp.index]
+	if o == nil {
+		o = &ownerGhost{by: map[entry.Epoch]string{}, lives: map[entry.Epoch]int{}}
+		g.owners[tp.index] = o
+	}
+	return o
+}
+
+// served is a broker about to serve a topic: nobody else has, with that epoch.
+func (g *ghost) served(b *broker, tp *topic, epoch entry.Epoch) {
+	o := g.bundle(tp)
+	life, before := o.lives[epoch]
+	if o.by[epoch] != b.name || before && life != b.life {
+		g.w.fail("I9", topicSubject(tp), "%s, in life %d, serves topic %d with epoch %d, which is %s's, in life %d", b.name, b.life, tp.index, epoch, o.by[epoch], life)
+	}
+	o.lives[epoch] = b.life
+}
+
+// ownerChanged looks at a bundle's owner and epoch after a change.
+func (g *ghost) ownerChanged(tp *topic) {
+	now, err := g.w.checker.GetOwner(context.Background(), tp.bundle)
+	s := topicSubject(tp)
+	if err != nil {
+		g.w.fail("I9", s, "owner of topic %d: %v", tp.index, err)
+		return
+	}
+	o := g.bundle(tp)
+	g.w.trace("etcd", s, "topic %d is %q's, epoch %d", tp.index, now.Broker, now.Epoch)
+	switch {
+	case now.Epoch < o.epoch:
+		g.w.fail("I9", s, "the epoch of topic %d falls from %d to %d", tp.index, o.epoch, now.Epoch)
+	case now.Broker != "" && now.Epoch == o.epoch && o.by[now.Epoch] != now.Broker:
+		g.w.fail("I9", s, "%s owns topic %d with epoch %d, which was %s's", now.Broker, tp.index, now.Epoch, o.by[now.Epoch])
+	}
+	o.epoch, o.record = now.Epoch, now
+	if now.Broker != "" {
+		o.by[now.Epoch] = now.Broker
+	}
+}
+
+// checkOwner reports whether a topic has an owner that is registered, whose lease lives, and who serves it, and whether all brokers know.
+func (w *world) checkOwner(tp *topic) bool {
+	now, err := w.checker.GetOwner(context.Background(), tp.bundle)
+	if err != nil || now.Broker == "" {
+		return false
+	}
+	for _, b := range w.brokers {
+		known, ok := b.cache.Owner(tp.bundle)
+		if !ok || known.Broker != now.Broker || known.Epoch != now.Epoch {
+			return false
+		}
+		if _, ok := b.cache.Broker(now.Broker); !ok {
+			return false
+		}
+		if b.name == now.Broker && (b.serving(tp) == nil || b.owned[tp.index].epoch != now.Epoch || !b.leaseHolds()) {
+			return false
+		}
+	}
+	return true
+}
+
+// register keeps the bookie registered.
+func (b *bookieProcess) register() {
+	ctx, sc := context.Background(), b.sched
+	session, err := lease.NewSessionOver(ctx, b.etcd, sc, registration, nil)
+	if err != nil {
+		panic(err)
+	}
+	var over clientv3.LeaseID
+	for {
+		grant, err := session.Wait(ctx)
+		if err != nil {
+			panic(err)
+		}
+		err = b.meta.RegisterBookie(ctx, meta.BookieInfo{ID: b.id, UUID: b.uuid, Host: b.name, Data: b.name, Zone: b.zone, FreeBytes: 1 << 30, TotalBytes: 1 << 30}, grant.ID, over)
+		var taken *meta.BookieRegisteredError
+		switch {
+		case err == nil:
+			_, _ = sc.Wait(ctx, sched.Channels{grant.Lost()})
+		case errors.As(err, &taken):
+			over = taken.Lease
+		default:
+			_ = sched.Sleep(ctx, sc, 100*time.Millisecond)
+		}
+	}
+}
