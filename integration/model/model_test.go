@@ -3,10 +3,13 @@ package model
 import (
 	"flag"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 )
+
+var only = flag.String("cluster", ".", "a regular expression for the names of the clusters to search")
 
 var full = flag.Bool("full", false, "search every cluster to the end; otherwise the first states of each, in the order of their depth")
 
@@ -20,6 +23,9 @@ const most = 14_000_000
 func TestModel(t *testing.T) {
 	table := []string{"", "| cluster | bookies | E/Qw/Qa | entries | recoveries | states | depth | |", "|---|---|---|---|---|---|---|---|"}
 	for _, c := range Configs() {
+		if !regexp.MustCompile(*only).MatchString(c.Name) {
+			continue
+		}
 		t.Run(c.Name, func(t *testing.T) {
 			c.Limit = shortSet
 			if *full {
@@ -27,7 +33,7 @@ func TestModel(t *testing.T) {
 			}
 			r := Explore(&c)
 			if r.Violation != nil {
-				t.Errorf("\n%s", r.Violation)
+				t.Errorf("after %d states:\n%s", r.States, r.Violation)
 			}
 			if r.Closed == 0 && !r.Cut {
 				t.Error("the ledger is never closed: the cluster can do nothing")

@@ -2,4 +2,4 @@
 
 package model
 
-func init() { shortSet = 1000 }
+func init() { shortSet, mostHistories = 1000, 300 }
