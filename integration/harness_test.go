@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -193,6 +194,33 @@ func (w *town) served(topic string) (by *process.Process, epoch uint64) {
 		w.Fatal("the topic's owner is none of this town's brokers")
 	}
 	return p, t.GetEpoch()
+}
+
+// suspected tells whether another broker has taken p for dead, ever. On a machine that is busy enough it may be right, and topics
+// move without anything that a test has done.
+func (w *town) suspected(p *process.Process) bool {
+	w.Helper()
+	for _, b := range w.c.Brokers {
+		log, err := os.ReadFile(b.Log)
+		w.check(err)
+		if b != p && bytes.Contains(log, []byte(`msg="peer is suspect" peer=`+p.Name+" ")) {
+			return true
+		}
+	}
+	return false
+}
+
+// ownedBy makes sure that p owns the topic and not other, which has only joined.
+func (w *town) ownedBy(p, other *process.Process) {
+	w.Helper()
+	for w.owner() != p {
+		if !w.suspected(p) {
+			w.Fatal("the topic moved to a broker that only joined")
+		}
+		w.check(other.Kill())
+		w.until("the topic is back", func() bool { return w.owner() == p })
+		w.check(other.Start(w.ctx))
+	}
 }
 
 // openLedger returns the ledger that the topic is being written to, and its bookies.
