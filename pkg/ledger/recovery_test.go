@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
@@ -110,21 +111,23 @@ func TestRecoveredLength(t *testing.T) {
 // A recovery that is undecided says why, bookie by bookie: what a frozen one, one that is gone and one that answers did.
 func TestUndecidedRecoveryExplainsItself(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 3)
-	wr := w.writer(w.open(1, 3, 3, 2))
-	w.mustWrite(wr, 3)
-	wr.Shutdown()
-	w.fake.Crash(w.ids[0])
-	defer w.fake.Hold(bookieclient.AtRequest, bookieclient.OpFence, w.ids[1])()
-	w.env.Config.RecoveryAttempts, w.env.Config.RequestTimeout = 1, 50*time.Millisecond
-	_, _, err := ledger.Recover(w.ctx(), w.env, 1, ledger.RecoverOptions{Finish: w.meta.close5})
-	errorIs(t, err, ledger.ErrUndecided)
-	for i, why := range []string{": fence: bookie answered Disconnected", ": ", ": answered"} {
-		if want := w.ids[i].String() + why; !strings.Contains(err.Error(), want) {
-			t.Errorf("%v\nshould say %q", err, want)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 3)
+		wr := w.writer(w.open(1, 3, 3, 2))
+		w.mustWrite(wr, 3)
+		wr.Shutdown()
+		w.fake.Crash(w.ids[0])
+		defer w.fake.Hold(bookieclient.AtRequest, bookieclient.OpFence, w.ids[1])()
+		w.env.Config.RecoveryAttempts, w.env.Config.RequestTimeout = 1, 50*time.Millisecond
+		_, _, err := ledger.Recover(w.ctx(), w.env, 1, ledger.RecoverOptions{Finish: w.meta.close5})
+		errorIs(t, err, ledger.ErrUndecided)
+		for i, why := range []string{": fence: bookie answered Disconnected", ": ", ": answered"} {
+			if want := w.ids[i].String() + why; !strings.Contains(err.Error(), want) {
+				t.Errorf("%v\nshould say %q", err, want)
+			}
 		}
-	}
-	if n := strings.Count(err.Error(), "Disconnected") + strings.Count(err.Error(), "no answer in time"); n != 2 {
-		t.Errorf("%v", err)
-	}
+		if n := strings.Count(err.Error(), "Disconnected") + strings.Count(err.Error(), "no answer in time"); n != 2 {
+			t.Errorf("%v", err)
+		}
+	})
 }
