@@ -141,8 +141,11 @@ func (v *cached) read(buf []cachedEntry, offset, end entry.Offset, maxBytes int)
 	return buf
 }
 
-// holding returns the cached entry that holds offset.
+// holding returns the cached entry that holds offset, which nothing from end on does.
 func (v *cached) holding(offset, end entry.Offset) (cachedEntry, bool) {
+	if offset >= end {
+		return cachedEntry{}, false
+	}
 	var room [1]cachedEntry
 	got := v.read(room[:0], offset, end, 0)
 	if len(got) == 0 {

@@ -68,10 +68,22 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 			return nil, err
 		}
 	}
+	p, err := t.letIn(ctx, name, epoch, dedup)
+	if err == nil {
+		err = p.awaitOlder(ctx, epoch)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open producer %q: %w", name, err)
+	}
+	return p, nil
+}
+
+// letIn makes the producer the one of its name.
+func (t *Topic) letIn(ctx context.Context, name string, epoch uint64, dedup bool) (*Producer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err != nil {
-		return nil, fmt.Errorf("open producer %q: %w", name, t.err)
+		return nil, t.err
 	}
 	newest := uint64(0)
 	before := t.producers[name]
@@ -85,11 +97,11 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("open producer %q: %w", name, err) // nobody waits for it: it must not replace one that is used
+		return nil, err //nolint:wrapcheck // the caller does; nobody waits for it: it must not replace one that is used
 	}
 	next, err := nextEpoch(newest, epoch, t.owner)
 	if err != nil {
-		return nil, fmt.Errorf("open producer %q: %w", name, err)
+		return nil, err
 	}
 	p := &Producer{t: t, name: []byte(name), epoch: next, last: -1}
 	if before != nil {
@@ -108,36 +120,46 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 		t.producers = map[string]*Producer{}
 	}
 	t.producers[name] = p
-	if err := p.awaitOlder(ctx, epoch); err != nil {
-		p.release()
-		return nil, fmt.Errorf("open producer %q: %w", name, err)
-	}
 	return p, nil
 }
 
 // awaitOlder returns once nothing is under way of older incarnations than p, a new one if it asked with 0, and notes what
-// is stored then. The topic's lock is held, and given up meanwhile.
+// is stored then. On an error p is closed.
 func (p *Producer) awaitOlder(ctx context.Context, asked uint64) error {
-	t, s := p.t, p.state
-	if s == nil {
+	if p.state == nil {
 		return nil
 	}
-	for asked == 0 && len(s.inflight()) > 0 {
+	for {
+		drain, err := p.drained(asked == 0)
+		if drain == nil && err == nil {
+			return nil
+		}
+		if err == nil {
+			_, err = p.t.env.Sched.Wait(ctx, sched.Channels{drain, p.t.c.Lost()})
+		}
+		if err != nil {
+			p.Close()
+			return err //nolint:wrapcheck // the caller does
+		}
+	}
+}
+
+// drained returns what is closed once nothing is under way, or nil and notes what is stored, if nothing is or none of it
+// matters.
+func (p *Producer) drained(matters bool) (<-chan struct{}, error) {
+	t, s := p.t, p.state
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.err != nil:
+		return nil, t.err
+	case p.over != nil:
+		return nil, p.over
+	case matters && len(s.inflight()) > 0:
 		if s.drain == nil {
 			s.drain = make(chan struct{})
 		}
-		drain := s.drain
-		t.mu.Unlock()
-		i, err := t.env.Sched.Wait(ctx, sched.Channels{drain, t.c.Lost()})
-		t.mu.Lock()
-		switch {
-		case err != nil:
-			return err //nolint:wrapcheck // the caller does
-		case i == 1:
-			return t.err
-		case p.over != nil:
-			return p.over
-		}
+		return s.drain, nil
 	}
 	if s.any {
 		p.last = int64(s.stored.id)
@@ -145,7 +167,7 @@ func (p *Producer) awaitOlder(ctx context.Context, asked uint64) error {
 			p.last-- // an unfinished large message is to be sent again; its stored chunks are duplicates
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // Epoch returns the incarnation's epoch, to be given when the producer comes back.
@@ -160,12 +182,6 @@ func (p *Producer) Close() {
 	t := p.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p.release()
-}
-
-// release is Close under the topic's lock.
-func (p *Producer) release() {
-	t := p.t
 	p.leave()
 	if t.producers[string(p.name)] == p {
 		delete(t.producers, string(p.name))

@@ -226,6 +226,22 @@ func TestLookups(t *testing.T) {
 	}
 }
 
+// The end of a topic is where the next entry is expected, also if the last one is cached.
+func TestThePositionOfTheEnd(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	tp := f.open(f.Takeover(), topic.NewCache(1<<20), topic.Config{})
+	p := producer(t, tp, "p", false)
+	for i := range uint64(3) {
+		last := send(t, p, batch(t, "p", i, 1)).wait(t)
+		check(t, last.err)
+		want := entry.Position{Ledger: last.Position.Ledger, Entry: last.Position.Entry + 1}
+		if at, err := tp.PositionOf(t.Context(), tp.Next()); err != nil || at != want {
+			t.Fatalf("the end is at %v, not %v; %v", at, want, err)
+		}
+	}
+}
+
 func TestTrimNeverDeletesWhatIsNotAcknowledged(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
