@@ -18,24 +18,23 @@ import (
 // bookieProcess is a bookie's process over its disk: the server's rules of admission, and the store, driven by hand.
 type bookieProcess struct {
 	process
-	w         *world
-	index     int
-	uuid      entry.StorageUUID
-	zone      string
-	mem       *vfs.Mem
-	disk      *vfs.Faulty
-	fresh     bool // no store was ever open on the disk
-	store     *ledgerstore.ByHand
-	meta      *meta.Store
-	etcd      *etcdClient
-	slow      int // one sync in so many takes long
-	clients   []*link
-	id        string // the bookie's, in its cookie: a new disk has another one
-	waiting   map[entry.LedgerID][]*pendingAdd
-	waits     []*lacWait
-	collector *bookie.Collector
-	errors    []*vfs.Active // that the disk has yet to show
-	rotten    bool          // some of the disk's bytes read as others
+	w       *world
+	index   int
+	uuid    entry.StorageUUID
+	zone    string
+	mem     *vfs.Mem
+	disk    *vfs.Faulty
+	fresh   bool // no store was ever open on the disk
+	store   *ledgerstore.ByHand
+	meta    *meta.Store
+	etcd    *etcdClient
+	slow    int // one sync in so many takes long
+	clients []*link
+	id      string // the bookie's, in its cookie: a new disk has another one
+	waiting map[entry.LedgerID][]*pendingAdd
+	waits   []*lacWait
+	errors  []*vfs.Active // that the disk has yet to show
+	rotten  bool          // some of the disk's bytes read as others
 }
 
 type pendingAdd struct {
@@ -83,11 +82,12 @@ func (b *bookieProcess) boot() {
 	if loss.All {
 		b.sched.Go(b.endLoss)
 	}
-	b.collector = bookie.NewCollector(bookie.GCConfig{Grace: 2 * time.Second, ReadsPerSecond: 1e12, Sched: b.sched},
+	collector := bookie.NewCollector(bookie.GCConfig{Interval: b.w.between(time.Second, 20*time.Second), Grace: 2 * time.Second, Sched: b.sched},
 		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
+	b.sched.Go(func() { collector.Run(context.Background()) })
 	b.look()
 	b.sched.Go(b.register)
-	b.after(b.w.between(0, 3*time.Second), b.collect)
+	b.after(b.w.between(0, 3*time.Second), b.compact)
 }
 
 // endLoss puts what this disk may have lost in limbo: what the metadata place here and is not closed.
@@ -119,33 +119,20 @@ func (b *bookieProcess) endLoss() {
 	b.work()
 }
 
-// collect makes a pass of garbage collection, and compacts, every now and then.
-func (b *bookieProcess) collect() {
-	b.sched.Go(func() {
-		store := b.store
-		ctx, cancel := b.sched.WithTimeout(context.Background(), admissionTime)
-		defer cancel()
-		p, err := b.collector.Pass(ctx)
-		if b.store != store {
-			return
+// compact compacts every now and then.
+func (b *bookieProcess) compact() {
+	b.store.AtOnce(func() {
+		if freed, err := b.store.CompactOnce(context.Background()); freed > 0 || err != nil {
+			b.w.compactions++
+			b.w.trace(b.name, subject{}, "compaction: %d bytes, error %v", freed, err != nil)
 		}
-		if err != nil || p.Deleted > 0 {
-			b.w.trace(b.name, subject{}, "garbage: %d deleted, error %v", p.Deleted, err != nil)
-		}
-		b.store.AtOnce(func() {
-			var freed int64
-			if freed, err = b.store.CompactOnce(context.Background()); freed > 0 || err != nil {
-				b.w.compactions++
-				b.w.trace(b.name, subject{}, "compaction: %d bytes, error %v", freed, err != nil)
-			}
-		})
-		b.work()
-		pause := b.w.between(500*time.Millisecond, 4*time.Second)
-		if b.w.calm {
-			pause *= 5
-		}
-		b.after(pause, b.collect)
 	})
+	b.work()
+	pause := b.w.between(500*time.Millisecond, 4*time.Second)
+	if b.w.calm {
+		pause *= 5
+	}
+	b.after(pause, b.compact)
 }
 
 // collection is the store as garbage collection uses it.
@@ -160,6 +147,7 @@ func (c collection) Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool) {
 func (c collection) DeleteLedger(ctx context.Context, id entry.LedgerID) (err error) {
 	b := c.b
 	b.w.ghost.deleted(b, id)
+	b.w.deleted++
 	b.store.AtOnce(func() { err = b.store.DeleteLedger(ctx, id) })
 	b.w.trace(b.name, ledgerSubject(id), "deletes %d: %v", id, err != nil)
 	b.work()

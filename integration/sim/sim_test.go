@@ -71,14 +71,15 @@ func TestSeed(t *testing.T) {
 		total.Checked += r.Checked
 		total.Served += r.Served
 		total.Trimmed += r.Trimmed
+		total.Deleted += r.Deleted
 		total.Compactions += r.Compactions
 		for i, v := range r.Appends {
 			total.Appends[i] += v
 		}
 	}
 	took, cpu := time.Since(began), cpuTime()-cpuBegan
-	t.Logf("%d seeds: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
-		n, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Compactions, total.Boots, total.Checked, total.Served,
+	t.Logf("%d seeds: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d deleted from disks, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
+		n, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Deleted, total.Compactions, total.Boots, total.Checked, total.Served,
 		took.Seconds()/float64(n), cpu.Seconds()/float64(n), cpu.Seconds()/total.Simulated.Hours()/2)
 }
 

@@ -71,7 +71,9 @@ type Result struct {
 	Closed, Boots, Checked, Served int
 	// Trimmed ledgers, and Compactions of bookies.
 	Trimmed, Compactions int
-	Shape                string
+	// Deleted ledgers, by bookies from their disks.
+	Deleted int
+	Shape   string
 }
 
 const clusterName = "sim"
@@ -112,6 +114,7 @@ type world struct {
 	cluster entry.UUID // its record's
 	// compactions that did something, and ledgers deleted from topics.
 	compactions, trimmed int
+	deleted              int // ledgers from disks
 	served               int
 	probed, closed       map[int]bool // by topic, in the end
 }
@@ -278,7 +281,7 @@ func Run(opt Options) (res Result, failure error) {
 	w.playAndEnd()
 	res = Result{
 		Simulated: w.now, Events: w.steps, Appends: w.tally, Closed: w.closes, Boots: w.ghost.boots, Checked: w.ghost.checked,
-		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Compactions: w.compactions,
+		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Deleted: w.deleted, Compactions: w.compactions,
 	}
 	copy(res.Sum[:], w.sum.Sum(nil))
 	if w.failure == nil {
