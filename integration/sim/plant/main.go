@@ -19,56 +19,76 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
-	"time"
 )
 
 func main() {
 	seeds := flag.Int("seeds", 1000, "seeds to try for each bug")
 	only := flag.String("only", "", "a word of the names of the bugs to plant")
 	list := flag.Bool("list", false, "print the bugs")
+	atOnce := flag.Int("parallel", runtime.NumCPU(), "bugs at a time")
 	flag.Parse()
-	if err := run(context.Background(), *seeds, *only, *list); err != nil {
+	if err := run(context.Background(), *seeds, *only, *list, *atOnce); err != nil {
 		fmt.Fprintln(os.Stderr, "plant:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, seeds int, only string, list bool) error {
+func run(ctx context.Context, seeds int, only string, list bool, atOnce int) error {
 	root, err := moduleRoot(ctx)
 	if err != nil {
 		return err
 	}
-	missed := 0
-	if !list {
-		fmt.Println("| bug | where | seeds | invariant | time |\n|---|---|---|---|---|")
+	if list {
+		for _, p := range plants {
+			fmt.Printf("%s: %s\n", p.Package, p.Name)
+		}
+		return nil
 	}
+	fmt.Println("| bug | where | seeds | invariant |\n|---|---|---|---|")
+	type result struct {
+		row string
+		err error
+	}
+	turns := make(chan struct{}, atOnce)
+	var results []chan result // printed in the order of the bugs
 	for _, p := range plants {
 		if !strings.Contains(p.Name, only) {
 			continue
 		}
-		if list {
-			fmt.Printf("%s: %s\n", p.Package, p.Name)
-			continue
-		}
-		began := time.Now()
-		n, invariant, err := p.grow(ctx, root, seeds)
-		if err != nil {
-			return fmt.Errorf("%s: %w", p.Name, err)
-		}
-		found := strconv.Itoa(n)
-		if n == 0 {
-			missed++
-			found = "not in " + strconv.Itoa(seeds)
-		}
-		fmt.Printf("| %s | `%s` | %s | %s | %.1f s |\n", p.Name, strings.TrimPrefix(p.Package, "pkg/"), found, invariant, time.Since(began).Seconds())
+		done := make(chan result, 1)
+		results = append(results, done)
+		go func() {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			n, invariant, err := p.grow(ctx, root, seeds)
+			found := strconv.Itoa(n)
+			switch {
+			case err != nil:
+				err = fmt.Errorf("%s: %w", p.Name, err)
+			case n == 0:
+				found = "not in " + strconv.Itoa(seeds)
+				err = fmt.Errorf("%s: %w", p.Name, errMissed)
+			}
+			done <- result{fmt.Sprintf("| %s | `%s` | %s | %s |", p.Name, strings.TrimPrefix(p.Package, "pkg/"), found, invariant), err}
+		}()
 	}
-	if missed > 0 {
-		return fmt.Errorf("%d bugs were not found", missed)
+	var failures []error
+	for _, done := range results {
+		r := <-done
+		if r.err != nil {
+			failures = append(failures, r.err)
+		}
+		if r.err == nil || errors.Is(r.err, errMissed) {
+			fmt.Println(r.row)
+		}
 	}
-	return nil
+	return errors.Join(failures...)
 }
+
+var errMissed = errors.New("not found")
 
 func moduleRoot(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
@@ -130,7 +150,7 @@ func (p plant) grow(ctx context.Context, root string, seeds int) (int, string, e
 		return 0, "", err
 	}
 	//nolint:gosec // its arguments are this program's
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", program, "./integration/sim")
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags", "-s -w", "-overlay", overlay, "-o", program, "./integration/sim")
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		return 0, "", fmt.Errorf("build: %w\n%s", err, out)
