@@ -28,5 +28,6 @@
 //
 // Suspicion is no vote: one broker's is enough, so it must be fresh. Whoever took a bundle after it was suspected
 // reaches etcd, and is left in place until its port refuses connections or its lease ends; what is taken on suspicion
-// is not taken so again soon. So brokers that cannot see each other do not pass bundles to and fro.
+// is not taken so again soon. So brokers that cannot see each other do not pass bundles to and fro. A broker that hears none
+// of several peers suspects none of them, since it may be the one that nobody hears.
 package ownership

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/sched"
@@ -23,7 +24,8 @@ type PeerListener interface {
 }
 
 // Peers keeps one ping stream to each live broker, from the moment that its registration is seen. A broker that refuses
-// connections is suspect at once, whether there was a stream or not, and one that is silent after silenceLimit.
+// connections is suspect at once, whether there was a stream or not, and one that is silent after silenceLimit, unless all
+// others are silent as well.
 type Peers struct {
 	Self     string
 	View     BrokersView
@@ -44,6 +46,7 @@ func (p *Peers) Run(ctx context.Context) {
 	s := sched.OrReal(p.Sched)
 	running := sched.NewGroup(s)
 	pings := map[string]*peer{} // by broker id
+	h := &hearing{at: map[string]time.Time{}}
 	for {
 		changed := p.View.Changed(meta.KindBrokers)
 		live := map[string]bool{}
@@ -62,13 +65,15 @@ func (p *Peers) Run(ctx context.Context) {
 			ctx, cancel := context.WithCancel(ctx)
 			one := &peer{info: b, cancel: cancel, told: make(chan struct{}, 1)}
 			pings[b.ID] = one
-			running.Go(func() { p.watch(ctx, s, one) })
+			h.meet(b.ID, s.Now())
+			running.Go(func() { p.watch(ctx, s, one, h) })
 			running.Go(func() { p.Pinger(ctx, b, one.pong, one.refuse) })
 		}
 		for id, old := range pings {
 			if !live[id] {
 				old.cancel()
 				delete(pings, id)
+				h.forget(id)
 			}
 		}
 		if _, err := s.Wait(ctx, sched.Channels{changed}); err != nil {
@@ -121,7 +126,7 @@ func (o *peer) take() peerNews {
 }
 
 // watch judges one peer until ctx ends. It never waits for the peer: whoever does that, the pinger, tells what comes.
-func (p *Peers) watch(ctx context.Context, s sched.Scheduler, one *peer) {
+func (p *Peers) watch(ctx context.Context, s sched.Scheduler, one *peer, h *hearing) {
 	start, b := s.Now(), one.info
 	var pulse pulse
 	tick, stop := sched.After(s, PingEvery)
@@ -132,6 +137,9 @@ func (p *Peers) watch(ctx context.Context, s sched.Scheduler, one *peer) {
 			return
 		}
 		news := one.take()
+		if news.answered || news.refused != nil {
+			h.heard(b.ID, s.Now())
+		}
 		if news.refused != nil {
 			if pulse.refused() {
 				p.Log.Warn("peer is suspect", "peer", b.ID, "why", "it refuses connections", "error", news.refused)
@@ -149,7 +157,7 @@ func (p *Peers) watch(ctx context.Context, s sched.Scheduler, one *peer) {
 			continue
 		}
 		tick, stop = sched.After(s, PingEvery)
-		if pulse.look(s.Now().Sub(start)) {
+		if pulse.look(s.Now().Sub(start), h.deaf(s.Now())) {
 			p.Log.Warn("peer is suspect", "peer", b.ID, "why", "pings are not answered")
 		}
 		if pulse.suspect {
