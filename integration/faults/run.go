@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -67,6 +68,10 @@ func run(t *testing.T, programs string, c cell, long time.Duration, seed uint64)
 			for _, p := range s.c.All() {
 				t.Logf("the end of the log of %s:\n%s", p.Name, p.LogTail())
 			}
+			return
+		}
+		if err := os.RemoveAll(cfg.Dir); err != nil { // artifacts are kept of what failed
+			t.Error(err)
 		}
 	})
 	starting, cancel := context.WithTimeout(ctx, patience)
