@@ -119,7 +119,7 @@ func publishAndRead(s *site) (load, error) {
 func dedupRetry(s *site) (load, error) {
 	l := &single{name: keeping + "/retried", reread: true}
 	var err error
-	l.run, err = s.run(workload.Config{Topic: l.name, Rate: 300, Size: 512, Producers: 2, Dedup: true, Attempt: 2 * time.Second})
+	l.run, err = s.run(workload.Config{Topic: l.name, Rate: 300, Size: 512, Producers: 2, Dedup: true, Attempt: 3 * time.Second})
 	return l, err
 }
 

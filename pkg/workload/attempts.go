@@ -141,7 +141,8 @@ func (a *attempting) await(ctx context.Context, n uint64, receipt *client.Receip
 // failed gives up what has been in doubt for too long, and pauses before the next attempt.
 func (a *attempting) failed(ctx context.Context, err error) {
 	var e *client.Error
-	if !errors.As(err, &e) || !e.Retryable {
+	// A producer that was given up before it was let in may be let in after its successor, and fences that.
+	if !errors.As(err, &e) || !e.Retryable && e.Code != client.CodeFenced {
 		a.run.mu.Lock()
 		if len(a.run.failures) < maxExamples && ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
 			a.run.failures = append(a.run.failures, err)
