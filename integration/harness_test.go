@@ -284,7 +284,13 @@ func (w *town) stalls(run *workload.Run, d time.Duration) {
 
 func (w *town) metric(p *process.Process, name string) float64 {
 	w.Helper()
-	v, err := p.Metric(w.ctx, name)
-	w.check(err)
-	return v
+	for { // one attempt has a second, which a busy machine may take
+		v, err := p.Metric(w.ctx, name)
+		if err == nil {
+			return v
+		}
+		if w.ctx.Err() != nil || !p.Running() {
+			w.Fatal(err)
+		}
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/broker"
 	"github.com/penstock-mq/penstock/pkg/brokertest"
 	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/workload"
@@ -99,7 +100,8 @@ func TestRunCutShort(t *testing.T) {
 // reads all of it, sought back in between.
 func TestAttempts(t *testing.T) {
 	t.Parallel()
-	c := brokertest.Start(t, brokertest.WithBrokers(2))
+	// What everybody has read is not to be trimmed before it is read again.
+	c := brokertest.Start(t, brokertest.WithBrokers(2), brokertest.WithBrokerConfig(broker.Config{HousekeepingEvery: time.Hour}))
 	k := c.Client()
 	run, err := workload.Start(t.Context(), k, workload.Config{
 		Topic: "again", Subscription: "s", Producers: 2, Messages: 1500, Dedup: true, Attempt: 5 * time.Second,
