@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 const (
@@ -82,9 +83,7 @@ func newRecords(cfg *Config) *records {
 	ctx := context.Background()
 	kv := etcdmodel.New()
 	r := &records{cfg: cfg}
-	r.store = meta.NewOver(direct{model: kv}, func(context.Context, time.Duration) {
-		panic("model: a request that cannot fail is sent again")
-	}, "model", nil)
+	r.store = meta.NewOver(direct{model: kv}, sched.Real, "model", nil)
 	must(r.store.EnsureCluster(ctx))
 	lease := must(kv.Grant(time.Unix(0, 0), 1, 1<<30))
 	owner := must(r.store.TakeBundle(ctx, theBundle, meta.BrokerInfo{ID: "w"}, clientv3.LeaseID(lease), meta.Expectation{}))

@@ -56,14 +56,14 @@ func (b *bookieProcess) serving() bool { return b.up && b.store != nil }
 func (b *bookieProcess) config() ledgerstore.Config {
 	return ledgerstore.Config{
 		Dir: storeDir, Cluster: clusterUUID, Storage: b.uuid, Fresh: b.fresh, SegmentSize: segmentSize, Spares: 1,
-		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1, Trash: -1,
+		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1, Trash: b.w.trash, Sched: b.sched,
 	}
 }
 
 // boot starts the process: the store recovers what the disk has, and what it says is held against what was promised.
 func (b *bookieProcess) boot() {
 	b.start()
-	b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
+	b.meta = meta.NewOver(b.etcd, b.sched, clusterName, nil)
 	b.waiting, b.waits = map[entry.LedgerID][]*pendingAdd{}, nil
 	hits := b.diskErrors()
 	store, err := ledgerstore.OpenByHand(b.config(), b.disk)

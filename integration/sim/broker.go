@@ -45,7 +45,7 @@ const (
 
 func (b *broker) boot() {
 	b.start()
-	b.meta = meta.NewOver(b.etcd, b.sleep, clusterName, nil)
+	b.meta = meta.NewOver(b.etcd, b.sched, clusterName, nil)
 	b.owned = map[int]*holding{}
 	b.client = newBookieClient(b)
 	b.env = chain.Env{

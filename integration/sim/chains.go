@@ -132,7 +132,7 @@ func (c *chainRun) append(level ledger.AckLevel, then func(outcome)) {
 	w.ghost.appends[a.number] = a
 	w.ghost.order = append(w.ghost.order, a)
 	w.tally[pending]++
-	now := w.clock().UnixMilli()
+	now := c.b.sched.Now().UnixMilli()
 	c.c.Append(chain.Append{
 		Body: makeBody(a.number, base, a.span, now, w.rng.IntN(200)), Span: a.span, Time: now, Level: level,
 		Done: func(at entry.Position, err error) { w.ghost.finished(c.b, a, at, outcomeOf(err)) },

@@ -34,12 +34,13 @@ const (
 	WriteError   Fault = "write-error"    // a write fails once [F13]
 	BitRot       Fault = "bit-rot"        // bytes of a segment read as others for good, on fewer than Qa disks [F14]
 	Provoke      Fault = "provoke"        // connections break and adds are held up just when a recovery begins [F8, F12]
+	ClockStep    Fault = "clock-step"     // a machine's clock is wrong, for processes that start from now on [F18]
 	PowerCutStep Fault = "power-cut-step" // power goes in the midst of what a bookie does to its disk [F3]
 )
 
 var allFaults = []Fault{
 	BrokerCrash, BrokerLeave, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
-	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke,
+	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke, ClockStep,
 }
 
 const diskSize = 512 << 20
@@ -158,6 +159,13 @@ func (w *world) inject(f Fault, span time.Duration) {
 			k.rotten = true
 		}
 		k.rot()
+	case ClockStep:
+		p := &br.process
+		if w.chance(2) {
+			p = &k.process
+		}
+		p.skew = pick(w.kernel, []time.Duration{0, time.Hour, 24 * time.Hour, -time.Hour, -24 * time.Hour, w.between(-10*time.Second, 10*time.Second)})
+		w.trace("sim", subject{}, "the clock of %s is off by %v", p.name, p.skew)
 	case Provoke: // when there is a recovery
 	case Wipe:
 		if w.harmed < w.replication.AckQuorum-1 || k.rotten {

@@ -17,6 +17,7 @@ type process struct {
 	name    string
 	up      bool
 	paused  bool
+	skew    time.Duration // of what the machine's clock shows
 	life    int
 	backlog []func()
 	tasks   []*task
@@ -28,7 +29,7 @@ type process struct {
 func (p *process) start() {
 	p.life++
 	p.up, p.paused, p.backlog = true, false, nil
-	p.sched = &scheduler{p: p, life: p.life}
+	p.sched = &scheduler{p: p, life: p.life, skew: p.skew}
 }
 
 // kill ends the life. It must not be called from one of the process's own tasks.
@@ -297,8 +298,3 @@ func (t *task) ready() bool {
 }
 
 func (t *task) sleep(d time.Duration) { t.await(func(wake func()) { t.p.k.after(d, wake) }) }
-
-// sleep is meta's way to wait.
-func (p *process) sleep(ctx context.Context, d time.Duration) {
-	_ = sched.Sleep(ctx, p.sched, p.k.between(d/2, d))
-}

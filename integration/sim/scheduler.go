@@ -13,6 +13,7 @@ import (
 type scheduler struct {
 	p    *process
 	life int
+	skew time.Duration // of the clock, which does not follow the machine's
 }
 
 var _ sched.Scheduler = (*scheduler)(nil)
@@ -20,7 +21,7 @@ var _ sched.Scheduler = (*scheduler)(nil)
 func (s *scheduler) over() bool { return s.life != s.p.life || !s.p.up }
 
 // Now implements sched.Scheduler.
-func (s *scheduler) Now() time.Time { return s.p.k.clock() }
+func (s *scheduler) Now() time.Time { return s.p.k.clock().Add(s.skew) }
 
 // Uint64 implements sched.Scheduler.
 func (s *scheduler) Uint64() uint64 { return s.p.k.rng.Uint64() }

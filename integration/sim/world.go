@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -92,6 +93,7 @@ type world struct {
 	limits       chain.Limits
 	drainTimeout time.Duration
 	negativeWait time.Duration
+	trash        time.Duration // how long deleted ledgers stay on the disks
 	faults       []Fault
 	levels       []ledger.AckLevel
 	pace         time.Duration
@@ -152,6 +154,7 @@ func newWorld(opt Options) *world {
 		drainTimeout: time.Duration(k.rng.IntN(1000)) * time.Millisecond,
 		pace:         time.Duration(5+k.rng.IntN(60)) * time.Millisecond,
 	}
+	w.trash = []time.Duration{-1, time.Second, 5 * time.Second, time.Hour}[k.rng.IntN(4)]
 	w.faults = opt.Faults
 	if len(w.faults) == 0 {
 		w.faults = pickFaults(k)
@@ -165,9 +168,7 @@ func newWorld(opt Options) *world {
 	w.ghost = newGhost(w)
 	w.etcd = &etcd{kernel: k, model: etcdmodel.New(), loss: max(w.opt.Loss, 0), changed: w.changed}
 	w.net = &network{w: w, blocked: map[way]bool{}, stalled: map[way][]func(){}}
-	w.checker = meta.NewOver(direct{model: w.etcd.model}, func(context.Context, time.Duration) {
-		panic("sim: a request that cannot fail is sent again")
-	}, clusterName, nil)
+	w.checker = meta.NewOver(direct{model: w.etcd.model}, sched.Real, clusterName, nil)
 	info, err := w.checker.EnsureCluster(context.Background())
 	if err != nil {
 		panic(err)

@@ -6,6 +6,7 @@ import (
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/subscription"
 )
 
@@ -90,7 +91,7 @@ func (t *servedTopic) describeSubscription(ctx context.Context, s *subscription.
 		out.Consumers = append(out.Consumers, c.Name)
 	}
 	if at, _, ok := t.log.StoredAt(ctx, p.Floor); ok {
-		out.LagSeconds = max(0, time.Since(time.UnixMilli(at)).Seconds())
+		out.LagSeconds = max(0, sched.Real.Now().Sub(time.UnixMilli(at)).Seconds())
 	}
 	return out, p.Status
 }

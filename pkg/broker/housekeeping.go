@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
 
@@ -81,7 +82,7 @@ func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {
 	if err != nil || len(subs) == 0 {
 		return err
 	}
-	at, err := t.log.OffsetAt(ctx, time.Now().Add(-*p.MessageTTL).UnixMilli())
+	at, err := t.log.OffsetAt(ctx, sched.Real.Now().Add(-*p.MessageTTL).UnixMilli())
 	if err != nil {
 		return err //nolint:wrapcheck // it says what was looked for
 	}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // DefaultPort is the port of a broker whose URL names none.
@@ -232,7 +233,7 @@ func (c *conn) endIfReplaced(ctx context.Context, u *use) bool {
 }
 
 // hear notes a sign of life.
-func (c *conn) hear() { c.heard.Store(time.Now().UnixNano()) }
+func (c *conn) hear() { c.heard.Store(sched.Real.Now().UnixNano()) }
 
 // hold registers a stream of topic; release ends that.
 func (c *conn) hold(topic string, end context.CancelFunc) *use {
@@ -287,7 +288,7 @@ func (c *conn) watchLife(ctx context.Context) {
 				c.endIfReplaced(ctx, u)
 			}
 		}
-		if u == nil || time.Since(time.Unix(0, c.heard.Load())) < c.pool.cfg.probe {
+		if u == nil || sched.Real.Now().UnixNano()-c.heard.Load() < int64(c.pool.cfg.probe) {
 			continue
 		}
 		probe, cancel := context.WithTimeout(ctx, c.pool.cfg.answer)

@@ -10,6 +10,7 @@ import (
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
 
@@ -331,7 +332,7 @@ func (s *subStream) serve(st *openSub) error {
 		case !waiting:
 			asked = time.Time{}
 		case asked.IsZero() || st.conn.heardSince(asked):
-			asked = time.Now()
+			asked = sched.Real.Now()
 		}
 		if at := watch.since(asked, time.Now()); !at.IsZero() && (wake.IsZero() || at.Before(wake)) {
 			wake = at

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/segment"
 )
 
@@ -46,6 +47,9 @@ type Config struct {
 	// CompactBytesPerSecond throttles reading for compaction; 32 MiB. Negative switches background compaction off:
 	// only CompactOnce compacts then, unthrottled.
 	CompactBytesPerSecond int64
+
+	// Sched has the clock that the trash goes by; nil is the real one.
+	Sched sched.Scheduler
 }
 
 const mib = 1 << 20
@@ -61,6 +65,7 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.Trash, time.Hour)
 	setDefault(&c.CompactBelow, 0.5)
 	setDefault(&c.CompactBytesPerSecond, 32*mib)
+	c.Sched = sched.OrReal(c.Sched)
 	switch {
 	case c.Dir == "":
 		return c, errors.New("data directory is not set")

@@ -60,7 +60,6 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 	}
 	rec := &recovery{store: s, scans: maxScans}
 	if h != nil {
-		s.cfg.Trash = -1 // that goes by the clock
 		h.take(s)
 		rec.scans = 1 // in the same order each time
 	}

@@ -3,7 +3,6 @@ package ledgerstore
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 )
@@ -107,7 +106,7 @@ func (s *Store) deletionTime() int64 {
 	if s.cfg.Trash <= 0 {
 		return 0
 	}
-	return time.Now().UnixMilli()
+	return s.cfg.Sched.Now().UnixMilli()
 }
 
 // expired reports whether what was deleted then is trash no more.
@@ -115,7 +114,7 @@ func (s *Store) expired(deleted int64) bool {
 	return deleted == 0 || deleted <= s.trashBefore()
 }
 
-func (s *Store) trashBefore() int64 { return time.Now().Add(-max(s.cfg.Trash, 0)).UnixMilli() }
+func (s *Store) trashBefore() int64 { return s.cfg.Sched.Now().Add(-max(s.cfg.Trash, 0)).UnixMilli() }
 
 // shortage is how many bytes the disk lacks to be writable, less those that compaction will free anyhow.
 func (s *Store) shortage() int64 {

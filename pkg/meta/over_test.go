@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // unreachable fails the first requests without having sent them.
@@ -29,22 +30,35 @@ func (u *unreachable) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.C
 	return u.KVClient.Txn(ctx, in, opts...)
 }
 
-// A store over any connection waits by the sleep that it was given, longer each time.
+// impatient is a scheduler whose timers pass at once; the fifth ends the test.
+type impatient struct {
+	sched.Scheduler
+	slept  []time.Duration
+	cancel func()
+}
+
+func (s *impatient) Uint64() uint64 { return 0 }
+
+func (s *impatient) AfterFunc(d time.Duration, f func()) (stop func() bool) {
+	s.slept = append(s.slept, d)
+	if len(s.slept) == 5 {
+		s.cancel()
+	}
+	f()
+	return func() bool { return false }
+}
+
+// A store over any connection waits by the scheduler that it was given, longer each time.
 func TestNewOver(t *testing.T) {
 	t.Parallel()
-	var slept []time.Duration
 	ctx, cancel := context.WithCancel(t.Context())
+	clock := &impatient{Scheduler: sched.Real, cancel: cancel}
 	kv := &unreachable{KVClient: clientv3.RetryKVClient(etcd.Client()), left: 3}
-	s := meta.NewOver(kv, func(_ context.Context, d time.Duration) {
-		slept = append(slept, d)
-		if len(slept) == 5 {
-			cancel()
-		}
-	}, uniqueCluster(), nil)
+	s := meta.NewOver(kv, clock, uniqueCluster(), nil)
 	if _, err := s.EnsureCluster(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if len(slept) != 3 || slept[1] != 2*slept[0] || slept[2] != 2*slept[1] {
+	if slept := clock.slept; len(slept) != 3 || slept[1] != 2*slept[0] || slept[2] != 2*slept[1] {
 		t.Fatalf("slept %v", slept)
 	}
 	kv.left = 2

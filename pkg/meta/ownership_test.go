@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Many brokers want one bundle: one gets it, and the others are told who.
@@ -170,7 +170,7 @@ func TestTakingABundleOfADeletedNamespace(t *testing.T) {
 	ns, err := f.CreateNamespace(ctx, "acme/eu", meta.Policies{}, 1)
 	check(t, err)
 	kv := &between{KVClient: clientv3.RetryKVClient(etcd.Client()), f: func() { check(t, f.DeleteNamespace(ctx, ns.Name)) }}
-	s := meta.NewOver(kv, func(context.Context, time.Duration) {}, f.cluster, nil)
+	s := meta.NewOver(kv, sched.Real, f.cluster, nil)
 	if o, err := s.TakeBundle(ctx, ns.Bundles[0].ID, broker("b1"), f.lease, meta.ExpectNone()); !errors.Is(err, meta.ErrNotFound) {
 		t.Fatalf("took %+v, %v", o, err)
 	}

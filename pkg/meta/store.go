@@ -14,6 +14,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Store reads and changes one cluster's records. It holds no state of them: each method is one transaction
@@ -29,12 +31,11 @@ import (
 type Store struct {
 	cli     *clientv3.Client // nil over a connection that is not a client's
 	kv      clientv3.KV
-	sleep   func(ctx context.Context, d time.Duration)
-	timeout time.Duration // of the first attempt; 0: the connection's own
+	sched   sched.Scheduler
 	prefix  string
 	log     *slog.Logger
 	metrics *metrics
-	down    atomic.Int64 // since when etcd has not answered, Unix nanoseconds; 0: it answers, as far as is known
+	down    atomic.Int64 // since when etcd has not answered, Unix nanoseconds of sched's clock; 0: it answers, as far as is known
 }
 
 // How long one attempt may take before it is sent again, doubling, and how long to wait between attempts. What etcd was
@@ -50,26 +51,22 @@ const (
 // New makes a store of the named cluster over cli, which stays the caller's. cluster must be non-empty and
 // without a slash.
 func New(cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
-	s := newStore(clientv3.RetryKVClient(cli), cli, cluster, log)
-	s.sleep, s.timeout = jitteredSleep, attemptFirst
-	return s
+	return newStore(clientv3.RetryKVClient(cli), cli, sched.Real, cluster, log)
 }
 
-// NewOver is New for a process with a time of its own, a simulation's: kv carries requests, and gives up those that
-// take too long; it tells by its grpc.Peer option which of them may have reached a server. sleep waits for about d, or
-// until ctx ends. Its [Cache] is made by [NewCacheOver].
-func NewOver(kv pb.KVClient, sleep func(ctx context.Context, d time.Duration), cluster string, log *slog.Logger) *Store {
-	s := newStore(kv, nil, cluster, log)
-	s.sleep = sleep
-	return s
+// NewOver is New for a process with a time of its own, a simulation's: kv carries requests; it tells by its grpc.Peer
+// option which of them may have reached a server. Its [Cache] is made by [NewCacheOver].
+func NewOver(kv pb.KVClient, s sched.Scheduler, cluster string, log *slog.Logger) *Store {
+	return newStore(kv, nil, s, cluster, log)
 }
 
-func newStore(kv pb.KVClient, cli *clientv3.Client, cluster string, log *slog.Logger) *Store {
+func newStore(kv pb.KVClient, cli *clientv3.Client, s sched.Scheduler, cluster string, log *slog.Logger) *Store {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Store{
 		cli:     cli,
+		sched:   s,
 		kv:      clientv3.NewKVFromKVClient(sendTracker{kv}, cli),
 		prefix:  "/penstock/" + cluster + "/",
 		log:     log,
@@ -79,10 +76,7 @@ func newStore(kv pb.KVClient, cli *clientv3.Client, cluster string, log *slog.Lo
 
 // attempt bounds attempt n, counted from 0.
 func (s *Store) attempt(ctx context.Context, n int) (context.Context, context.CancelFunc) {
-	if s.timeout == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, min(s.timeout<<min(n, 10), attemptMost))
+	return s.sched.WithTimeout(ctx, min(attemptFirst<<min(n, 10), attemptMost))
 }
 
 // closed reports that the client was closed.
@@ -221,7 +215,7 @@ func (s *Store) noteDown(ctx context.Context, op string, err error) {
 		return
 	}
 	s.metrics.retries.Inc()
-	if s.down.CompareAndSwap(0, time.Now().UnixNano()) {
+	if s.down.CompareAndSwap(0, s.sched.Now().UnixNano()) {
 		s.log.Warn("etcd does not answer, trying again", "op", op, "error", err)
 	}
 }
@@ -238,7 +232,7 @@ func (s *Store) Away() time.Duration {
 	if since == 0 {
 		return 0
 	}
-	return max(time.Since(time.Unix(0, since)), 1)
+	return max(time.Duration(s.sched.Now().UnixNano()-since), 1)
 }
 
 // backoff doubles from backoffFirst to backoffMost.
@@ -253,12 +247,7 @@ func (b *backoff) grow() time.Duration {
 	return d
 }
 
-// jitteredSleep waits for anything from half of d to d, or until ctx ends.
-func jitteredSleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d/2 + rand.N(d/2)) //nolint:gosec // jitter
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+// sleep waits for anything from half of d to d, or until ctx ends.
+func (s *Store) sleep(ctx context.Context, d time.Duration) {
+	_ = sched.Sleep(ctx, s.sched, d/2+sched.N(s.sched, d/2))
 }

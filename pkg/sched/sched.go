@@ -11,7 +11,8 @@ type Channels [4]<-chan struct{}
 
 // Scheduler starts goroutines and lets them wait. It is safe for concurrent use.
 type Scheduler interface {
-	// Now is the clock. Differences are monotonic.
+	// Now is the clock. It begins with what the machine's clock shows when the process starts, and is monotonic from
+	// then on: what a machine's clock does while the process runs changes no age and no timestamp.
 	Now() time.Time
 	// Uint64 is a random number, for spreading load; it guards nothing.
 	Uint64() uint64
@@ -40,7 +41,10 @@ func OrReal(s Scheduler) Scheduler {
 
 type realTime struct{}
 
-func (realTime) Now() time.Time { return time.Now() }
+// born is when the process began.
+var born = time.Now()
+
+func (realTime) Now() time.Time { return born.Add(time.Since(born)) }
 
 func (realTime) Uint64() uint64 { return rand.Uint64() } //nolint:gosec // guards nothing
 

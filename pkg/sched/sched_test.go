@@ -45,6 +45,21 @@ func TestWaitAllocatesNothing(t *testing.T) { //nolint:paralleltest // it counts
 	}
 }
 
+// What the clock shows goes on as its differences do: a machine whose clock is set, or swings, makes nothing older.
+func TestTheClockShowsWhatHasPassed(t *testing.T) {
+	t.Parallel()
+	began := sched.Real.Now()
+	if off := time.Since(began.Round(0)); off < -time.Hour || off > time.Hour {
+		t.Fatalf("the clock is off by %v", off)
+	}
+	for range 1000 {
+		now := sched.Real.Now()
+		if passed, shown := now.Sub(began), time.Duration(now.UnixNano()-began.UnixNano()); passed != shown {
+			t.Fatalf("%v have passed, the clock shows %v", passed, shown)
+		}
+	}
+}
+
 func TestSleep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
