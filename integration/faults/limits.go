@@ -79,13 +79,21 @@ func (s *site) group(controller string, all ...*process.Process) (group, error) 
 	if err := os.Mkdir(g.dir, 0o750); err != nil {
 		return g, fmt.Errorf("make a control group, which this cell needs: %w", err)
 	}
-	s.Cleanup(func() {
-		for range 100 { // processes that end are in it for a moment
-			if os.Remove(g.dir) == nil {
+	s.Cleanup(func() { // the processes live a little longer
+		members, err := os.ReadFile(filepath.Join(g.dir, "cgroup.procs"))
+		if err != nil {
+			s.Error(err)
+		}
+		for _, pid := range strings.Fields(string(members)) {
+			_ = os.WriteFile(filepath.Join(groups, controller, "cgroup.procs"), []byte(pid), 0) //nolint:gosec // a process id; it may have ended
+		}
+		for range 100 { // those that end are in it for a moment
+			if err = os.Remove(g.dir); err == nil {
 				return
 			}
 			time.Sleep(pollInterval)
 		}
+		s.Error(err)
 	})
 	for _, p := range all {
 		if err := g.set("cgroup.procs", strconv.Itoa(p.PID())); err != nil {

@@ -86,7 +86,6 @@ func writeResults(path string, results []result) error {
 		out.WriteString(rowsOf(c, ran, kept(oldRows, c)))
 	}
 	out.WriteString(goalsTitle + tableHead(goalColumns))
-	commit := currentCommit()
 	for _, c := range matrix {
 		r, ok := ran[c.key()]
 		switch row := kept(oldGoals, c); {
@@ -97,7 +96,7 @@ func writeResults(path string, results []result) error {
 			if !r.met {
 				met = "NOT MET"
 			}
-			out.WriteString(tableRow(c.key(), c.what, c.goal, r.goal, met, fmt.Sprintf("%.0f", r.took.Seconds()), commit, strings.Join(r.notes, "; ")))
+			out.WriteString(tableRow(c.key(), c.what, c.goal, r.goal, met, fmt.Sprintf("%.0f", r.took.Seconds()), r.commit, strings.Join(r.notes, "; ")))
 		case row != "":
 			out.WriteString(row)
 		default:
