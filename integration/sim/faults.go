@@ -200,6 +200,24 @@ func (w *world) provoke(by *broker) {
 	}
 }
 
+// provokeReads breaks connections, more than once, while a log is about to be read from its beginning: some of it cannot be read
+// then, for the moment.
+func (b *broker) provokeReads() {
+	w := b.w
+	if w.healed || !slices.Contains(w.faults, Provoke) && !slices.Contains(w.faults, Reset) || w.chance(2) {
+		return
+	}
+	for range 1 + w.rng.IntN(20) {
+		w.unlessHealed(w.between(0, 60*time.Millisecond), func() {
+			for _, k := range w.bookies {
+				if !w.chance(4) {
+					b.client.link(k.uuid, forReads).reset(0)
+				}
+			}
+		})
+	}
+}
+
 // rot damages a few bytes of a segment.
 func (b *bookieProcess) rot() {
 	names, err := b.mem.List(storeDir)
