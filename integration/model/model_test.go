@@ -39,6 +39,7 @@ func TestModel(t *testing.T) {
 				t.Error("the ledger is never closed: the cluster can do nothing")
 			}
 			table = append(table, row(&c, r))
+			t.Log(row(&c, r))
 		})
 	}
 	t.Log(strings.Join(table, "\n"))
@@ -76,7 +77,7 @@ func TestPack(t *testing.T) {
 		x := &expander{world: w}
 		v := newSearch(&c)
 		v.visit(&w.first, 0)
-		for i := 0; i < v.len() && i < 300; i++ {
+		for i := 0; i < v.len() && i < 100; i++ {
 			s := c.unpack(v.at(i))
 			for _, n := range x.expand(&s) {
 				v.visit(&n.s, 0)

@@ -2,4 +2,4 @@
 
 package model
 
-func init() { shortSet, mostHistories = 1000, 300 }
+func init() { shortSet, mostHistories = 300, 100 }
