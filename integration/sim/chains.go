@@ -5,11 +5,14 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // chains is the kind of topics that are nothing but a chain of ledgers.
@@ -91,7 +94,48 @@ func (k *chains) open(ctx context.Context, b *broker, tp *topic, guard meta.Guar
 
 func (c *chainRun) lost() <-chan struct{} { return c.c.Lost() }
 
-func (c *chainRun) close(ctx context.Context) error { return c.c.Close(ctx) }
+func (c *chainRun) close(ctx context.Context) error {
+	if err := c.readAll(ctx); err != nil {
+		return err
+	}
+	return c.c.Close(ctx)
+}
+
+// readAll reads the chain from end to end, by way of its bookies, when all is healed: what was acknowledged is there.
+func (c *chainRun) readAll(ctx context.Context) error {
+	w := c.b.w
+	got := map[entryKey]bool{}
+	var at entry.Position
+	for failed := 0; ; {
+		entries, next, err := c.c.Read(ctx, at, 64<<10)
+		if err != nil {
+			if failed++; failed == 8 {
+				return fmt.Errorf("read at %v: %w", at, err)
+			}
+			_ = sched.Sleep(ctx, c.b.sched, time.Second)
+			continue
+		}
+		if len(entries) == 0 {
+			break
+		}
+		for _, e := range entries {
+			k := entryKey{e.Position.Ledger, e.Position.Entry}
+			got[k] = true
+			if !bytes.Equal(e.Body, w.ghost.bodies[k]) {
+				w.fail("I5", entrySubject(k.ledger, k.entry), "in the end %s reads other bytes for %d:%d", c.b.name, k.ledger, k.entry)
+			}
+		}
+		at = next
+	}
+	for _, a := range w.ghost.order {
+		k := entryKey{a.position.Ledger, a.position.Entry}
+		if a.topic == c.topic && a.durable() && !got[k] && w.ghost.ledger(k.ledger).record.State != meta.LedgerDeleting {
+			w.fail("I1", entrySubject(k.ledger, k.entry), "append %d was acknowledged at %d:%d, and the chain is read without it", a.number, k.ledger, k.entry)
+			return nil
+		}
+	}
+	return nil
+}
 
 func (c *chainRun) shutdown() { c.c.Shutdown() }
 

@@ -60,16 +60,19 @@ func (w *world) finale() {
 
 // close closes a topic in good order, where it is served, and again if that was in vain.
 func (w *world) close(tp *topic) {
-	again := func() { w.after(time.Second, func() { w.close(tp) }) }
-	b, s := w.serving(tp)
-	if s == nil {
-		again()
+	if w.closed[tp.index] {
 		return
 	}
+	w.after(time.Second, func() { w.close(tp) }) // the broker may die, and with it what it is told here
+	b, s := w.serving(tp)
+	if s == nil || w.closing[tp.index] == s {
+		return
+	}
+	w.closing[tp.index] = s
 	b.sched.Go(func() {
 		h := b.owned[tp.index]
 		if h == nil || h.served != s {
-			again()
+			w.closing[tp.index] = nil
 			return
 		}
 		delete(b.owned, tp.index)
@@ -80,7 +83,7 @@ func (w *world) close(tp *topic) {
 			if _, held := b.owner.Guard(tp.bundle); held && b.owned[tp.index] == nil {
 				b.own(tp, h.epoch)
 			}
-			again()
+			w.closing[tp.index] = nil
 			return
 		}
 		w.closed[tp.index] = true
@@ -174,7 +177,7 @@ func (k *chains) check(tp *topic) {
 		}
 	}
 	for _, a := range w.ghost.order {
-		if a.topic != tp || a.outcome != stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
+		if a.topic != tp || !a.durable() {
 			continue
 		}
 		if w.ghost.ledger(a.position.Ledger).record.State == meta.LedgerDeleting {

@@ -74,6 +74,11 @@ type producerAppend struct {
 	then       func(outcome)
 }
 
+// durable reports whether it was acknowledged, and not by fewer than a quorum.
+func (a *producerAppend) durable() bool {
+	return a.outcome == stored && a.level != ledger.AckNone && a.level != ledger.AckOne
+}
+
 type outcome uint8
 
 const (

@@ -118,7 +118,8 @@ type world struct {
 	compactions, trimmed int
 	deleted              int // ledgers from disks
 	served               int
-	probed, closed       map[int]bool // by topic, in the end
+	probed, closed       map[int]bool    // by topic, in the end
+	closing              map[int]service // what is being closed then
 }
 
 var shapes = []meta.Replication{
@@ -146,7 +147,7 @@ func newWorld(opt Options) *world {
 		opt.Loss = []int{0, 0, 200, 60, 20}[k.rng.IntN(5)]
 	}
 	w := &world{
-		kernel: k, opt: opt, replication: pick(k, shapes), names: map[entry.StorageUUID]string{}, probed: map[int]bool{}, closed: map[int]bool{},
+		kernel: k, opt: opt, replication: pick(k, shapes), names: map[entry.StorageUUID]string{}, probed: map[int]bool{}, closed: map[int]bool{}, closing: map[int]service{},
 		limits: chain.Limits{
 			Bytes: int64(1<<10) << k.rng.IntN(8), Entries: int64(4) << k.rng.IntN(8), Age: time.Duration(1+k.rng.IntN(30)) * time.Second,
 		},
