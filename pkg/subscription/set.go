@@ -33,7 +33,10 @@ type Set struct {
 	// unsure are subscriptions whose deletion failed half-way: the state log says whether they are there.
 	unsure  map[string]struct{}
 	damaged error // of a subscription that cannot be loaded, whatever its name is
-	readers []*Consumer
+	// trimming is closed when the trim under way ends, which deletes nothing from below on; nil without one.
+	trimming chan struct{}
+	below    entry.Offset
+	readers  []*Consumer
 
 	consumers int
 	stopPump  func()
@@ -167,11 +170,14 @@ func (s *Set) Ensure(ctx context.Context, name string, start func(context.Contex
 	if err != nil {
 		return nil, false, err
 	}
+	if at, err = s.besideTrim(ctx, at); err != nil {
+		return nil, false, err
+	}
 	cur, err := cursor.New(cursor.Meta{UUID: s.b.newUUID(), Name: name, Initial: at, Created: s.b.env.Sched.Now().UnixMilli()})
 	if err != nil {
+		s.mu.Unlock()
 		return nil, false, refuse(Invalid, "create subscription on %s: %v", s.cfg.Name, err)
 	}
-	s.mu.Lock()
 	switch existing, ok := s.byName[name]; {
 	case s.ended:
 		s.mu.Unlock()
@@ -295,13 +301,50 @@ func (s *Set) TrimFloor(ctx context.Context) (entry.Offset, error) {
 }
 
 // Trim deletes what of the topic no subscription needs any more and the policy does not ask for either; the policy's floor
-// is set here. It does nothing while any subscription cannot be read.
+// is set here. It does nothing while any subscription cannot be read. Subscriptions that are moved or made meanwhile, to
+// where it may delete, wait for it.
 func (s *Set) Trim(ctx context.Context, policy topic.TrimPolicy) (floor entry.Offset, freed int64, err error) {
+	s.mu.Lock()
+	for s.trimming != nil {
+		trimming := s.trimming
+		s.mu.Unlock()
+		if _, err := s.b.env.Sched.Wait(ctx, sched.Channels{trimming}); err != nil {
+			return 0, 0, err //nolint:wrapcheck // as a context says it
+		}
+		s.mu.Lock()
+	}
+	s.trimming, s.below = make(chan struct{}), s.cfg.Topic.Next()
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		close(s.trimming)
+		s.trimming = nil
+	}()
 	if policy.Floor, err = s.TrimFloor(ctx); err != nil {
 		return 0, 0, err
 	}
+	s.mu.Lock()
+	s.below = policy.Floor
+	s.mu.Unlock()
 	_, freed, err = s.cfg.Topic.Trim(ctx, policy)
 	return policy.Floor, freed, err //nolint:wrapcheck // it says what was trimmed
+}
+
+// besideTrim waits until no trim is under way that might delete what lies at an offset, and returns the offset, or the
+// earliest one that is still stored, with the lock held: what needs it from now on is seen by the next trim. On an error
+// the lock is not held.
+func (s *Set) besideTrim(ctx context.Context, at entry.Offset) (entry.Offset, error) {
+	s.mu.Lock()
+	for s.trimming != nil && at < s.below {
+		trimming := s.trimming
+		s.mu.Unlock()
+		if _, err := s.b.env.Sched.Wait(ctx, sched.Channels{trimming}); err != nil {
+			return 0, unavailable("wait for what is being trimmed of topic", s.cfg.Name, err)
+		}
+		s.mu.Lock()
+	}
+	return max(at, s.cfg.Topic.Earliest()), nil
 }
 
 // AttachReader lets a reader in, which is delivered everything from from on. It must be closed.

@@ -340,12 +340,19 @@ func (s *Subscription) remember(generation cursor.Generation, retries []dispatch
 // Seek moves the subscription, and waits until that is durable. Its consumers are told to come again at once: what they
 // hold was delivered before the move, and delivery follows the cursor, whether anybody waits for the log or not.
 func (s *Subscription) Seek(ctx context.Context, to entry.Offset) error {
+	to, err := s.set.besideTrim(ctx, to)
+	if err != nil {
+		return err
+	}
+	unlock := sync.OnceFunc(s.set.mu.Unlock)
+	defer unlock()
 	var generation cursor.Generation
 	return s.wait(ctx, "move subscription", func(c *cursor.Cursor) (cursor.Ticket, error) {
 		ticket := c.Seek(to)
 		generation = c.Generation()
 		return ticket, nil
 	}, func() {
+		unlock() // the next trim sees where the cursor is
 		s.take()
 		defer s.attaching.Give()
 		if s.runner != nil {

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/chain/chaintest"
 	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/subscription"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
@@ -232,5 +236,64 @@ func TestSnapshots(t *testing.T) {
 	got, err := store.Load(t.Context())
 	if err != nil || len(got) != 1 || string(got[0].Key) != "b" || string(got[0].Value) != "2" {
 		t.Fatalf("%v, %v", got, err)
+	}
+}
+
+// deletions has something happen while a ledger is about to be deleted.
+type deletions struct {
+	chain.Metadata
+	before func()
+}
+
+func (d *deletions) DeleteLedger(ctx context.Context, g meta.Guard, c meta.Chain, id entry.LedgerID) (meta.Chain, error) {
+	if d.before != nil {
+		d.before()
+	}
+	return d.Metadata.DeleteLedger(ctx, g, c, id)
+}
+
+// What a subscription was moved to, or began at, is not trimmed under it: nothing of a trim that looked at it before.
+func TestATrimUnderWay(t *testing.T) {
+	t.Parallel()
+	f := chaintest.New(t, etcd.Client(), 3)
+	held := &deletions{Metadata: f.Meta}
+	f.Meta = held
+	s := serve(t, f)
+	for range 3 {
+		s.publish(2)
+		check(t, s.topic.Chain().RollAndWait(t.Context(), s.topic.Chain().Runs()[len(s.topic.Chain().Runs())-1].Ledger))
+	}
+	old := s.ensure("old")
+	check(t, old.Expire(6))
+	check(t, old.Seek(t.Context(), 6)) // and durable
+	var work sync.WaitGroup
+	begun := make(chan struct{}, 2)
+	held.before = func() {
+		held.before = nil
+		for _, do := range []func() error{
+			func() error { return old.Seek(t.Context(), 1) },
+			func() error { _, _, err := s.set.Ensure(t.Context(), "new", at(1)); return err },
+		} {
+			work.Go(func() {
+				if err := do(); err != nil {
+					t.Error(err)
+				}
+				begun <- struct{}{}
+			})
+		}
+		select { // a while, in which what does not wait is done
+		case <-begun:
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	_, freed, err := s.set.Trim(t.Context(), topic.TrimPolicy{})
+	if err != nil || freed == 0 {
+		t.Fatalf("%d bytes trimmed, %v", freed, err)
+	}
+	work.Wait()
+	for _, sub := range []*subscription.Subscription{old, s.ensure("new")} {
+		if p := sub.Progress(); p.Floor < s.topic.Earliest() {
+			t.Errorf("subscription %s is at %d, and what lies below %d was trimmed", sub.Name(), p.Floor, s.topic.Earliest())
+		}
 	}
 }
