@@ -199,7 +199,23 @@ func (b *bookieProcess) powerCut() {
 // wipe puts an empty disk, with an identity of its own, in the place of what there was.
 func (b *bookieProcess) wipe() {
 	b.crash("disk is gone")
+	b.w.retire(b.id, b.uuid)
 	b.w.newDisk(b)
+}
+
+// retire has an operator declare that a disk is gone for good, which is refused as long as a ledger names it.
+func (w *world) retire(id string, u entry.StorageUUID) {
+	w.after(w.between(100*time.Millisecond, 3*time.Second), func() {
+		before := w.etcd.model.Revision()
+		if err := w.checker.RetireStorage(context.Background(), id, u); err != nil {
+			w.retire(id, u)
+			return
+		}
+		w.trace("sim", subject{}, "disk %s is retired", w.names[u])
+		w.ghost.retired[u] = true
+		w.changed(nil, before+1)
+		w.etcd.pump()
+	})
 }
 
 // work hands the store's tasks to the disk.

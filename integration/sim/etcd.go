@@ -22,9 +22,10 @@ import (
 type etcd struct {
 	*kernel
 	model  *etcdmodel.Model
-	away   bool // no leader
-	healed bool // nothing is lost, and requests are quick
-	loss   int  // one request, or reply, in so many is lost; 0: none
+	away   bool  // no leader
+	healed bool  // nothing is lost, and requests are quick
+	keep   int64 // revisions that are not compacted
+	loss   int   // one request, or reply, in so many is lost; 0: none
 	// changed is told of what a client's transactions, or nobody's, have changed, from a revision on.
 	changed func(actor *broker, from int64)
 	streams []*stream
@@ -207,6 +208,15 @@ func (e *etcd) back() {
 	e.pump()
 }
 
+// restore puts an older copy in etcd's place: it answers as if nothing had happened since.
+func (e *etcd) restore(old *etcdmodel.Model) {
+	e.model = old
+	e.model.ExtendAll(e.clock())
+	for _, s := range e.streams {
+		s.breaks()
+	}
+}
+
 // tick is what etcd does by itself: it ends leases and compacts, and its watches' connections break.
 func (e *etcd) tick() {
 	e.after(250*time.Millisecond, e.tick)
@@ -217,8 +227,8 @@ func (e *etcd) tick() {
 	e.model.Advance(e.clock())
 	if now := e.model.Revision(); now != before {
 		e.changed(nil, before+1)
-		if now%512 < 4 {
-			_, _ = e.model.Compact(context.Background(), &pb.CompactionRequest{Revision: max(now-100, 1)})
+		if now-e.model.Compacted() > 2*e.keep {
+			_, _ = e.model.Compact(context.Background(), &pb.CompactionRequest{Revision: now - e.keep})
 		}
 	}
 	e.pump()

@@ -56,6 +56,32 @@ func (w *world) finale() {
 		}
 		tp.kind.check(tp)
 	}
+	w.forget()
+}
+
+// forget puts an older copy in etcd's place, in some runs. Nothing holds after that, but that bookies, which have seen it
+// at a later revision, delete nothing any more, whatever it says, and though ledgers get the numbers of forgotten ones.
+func (w *world) forget() {
+	if w.failed() || w.copied == nil || !w.chance(5) {
+		return
+	}
+	w.run(w.now+20*time.Second, w.failed) // each bookie looks at etcd
+	if w.failed() || w.etcd.model.Revision()-w.copied.Revision() < 100 {
+		return
+	}
+	w.trace("sim", subject{}, "etcd is at revision %d, and restored from a copy of revision %d", w.etcd.model.Revision(), w.copied.Revision())
+	w.etcd.restore(w.copied)
+	w.run(w.now+10*time.Second, w.failed) // and again
+	w.restored, w.ending = true, false
+	clear(w.closed)
+	for _, b := range w.brokers {
+		b.crash("killed")
+		b.boot()
+	}
+	for _, tp := range w.topics {
+		w.produce(tp)
+	}
+	w.run(w.now+30*time.Second, w.failed)
 }
 
 // close closes a topic in good order, where it is served, and again if that was in vain.

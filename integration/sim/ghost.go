@@ -28,6 +28,7 @@ type ghost struct {
 	appends map[uint64]*producerAppend
 	order   []*producerAppend
 	owners  map[int]*ownerGhost // by topic
+	retired map[entry.StorageUUID]bool
 	boots   int
 	checked int // entries found again after a boot
 }
@@ -91,7 +92,7 @@ const (
 func newGhost(w *world) *ghost {
 	return &ghost{
 		w: w, bodies: map[entryKey][]byte{}, disks: map[entry.StorageUUID]*diskGhost{},
-		owners: map[int]*ownerGhost{}, ledgers: map[entry.LedgerID]*ledgerGhost{}, appends: map[uint64]*producerAppend{},
+		owners: map[int]*ownerGhost{}, retired: map[entry.StorageUUID]bool{}, ledgers: map[entry.LedgerID]*ledgerGhost{}, appends: map[uint64]*producerAppend{},
 	}
 }
 
@@ -233,6 +234,9 @@ func (g *ghost) booted(b *bookieProcess, loss ledgerstore.Loss) {
 
 // deleted is a bookie about to delete a ledger: the record must say that it goes, or that it is closed and not the bookie's.
 func (g *ghost) deleted(b *bookieProcess, id entry.LedgerID) {
+	if g.w.restored {
+		g.w.fail("I11", ledgerSubject(id), "%s deletes ledger %d after etcd was restored from an older copy", b.name, id)
+	}
 	l := g.ledger(id).record
 	named := slices.ContainsFunc(l.Fragments, func(f meta.Fragment) bool {
 		return slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return s.UUID == b.uuid })
@@ -382,6 +386,11 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 	for i := 1; i < len(now.Fragments); i++ {
 		if now.Fragments[i].First <= now.Fragments[i-1].First {
 			w.fail("7", s, "fragments of ledger %d: %s", id, w.fragments(now.Fragments))
+		}
+	}
+	for _, f := range now.Fragments {
+		if slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return g.retired[s.UUID] }) {
+			w.fail("retired", s, "ledger %d is placed on a disk that is retired: %s", id, w.fragments(now.Fragments))
 		}
 	}
 	if old.ID == 0 {

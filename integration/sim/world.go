@@ -84,10 +84,12 @@ var clusterUUID = entry.UUID{0x5e, 0xed}
 // world is one cluster under one seed.
 type world struct {
 	*kernel
-	opt     Options
-	healed  bool
-	ending  bool // no more work is given
-	failure *Failure
+	opt      Options
+	healed   bool
+	ending   bool             // no more work is given
+	copied   *etcdmodel.Model // of etcd, some time ago
+	restored bool             // etcd was, from the copy: nothing holds any more but I11
+	failure  *Failure
 
 	replication  meta.Replication
 	limits       chain.Limits
@@ -167,7 +169,7 @@ func newWorld(opt Options) *world {
 		{ledger.AckQuorum, ledger.AckOne, ledger.AckNone, ledger.AckAll},
 	}[k.rng.IntN(3)]
 	w.ghost = newGhost(w)
-	w.etcd = &etcd{kernel: k, model: etcdmodel.New(), loss: max(w.opt.Loss, 0), changed: w.changed}
+	w.etcd = &etcd{kernel: k, model: etcdmodel.New(), keep: []int64{10, 30, 100, 1000}[k.rng.IntN(4)], loss: max(w.opt.Loss, 0), changed: w.changed}
 	w.net = &network{w: w, blocked: map[way]bool{}, stalled: map[way][]func(){}}
 	w.checker = meta.NewOver(direct{model: w.etcd.model}, sched.Real, clusterName, nil)
 	info, err := w.checker.EnsureCluster(context.Background())
@@ -248,7 +250,7 @@ func (w *world) shape() string {
 
 // fail notes the first violation; the run ends with it.
 func (w *world) fail(invariant string, s subject, format string, args ...any) {
-	if w.failure != nil {
+	if w.failure != nil || w.restored && invariant != "I11" {
 		return
 	}
 	w.failure = &Failure{Options: w.opt, Invariant: invariant, Detail: fmt.Sprintf(format, args...), Shape: w.shape()}
@@ -333,6 +335,7 @@ func (w *world) play() {
 	w.after(300*time.Millisecond, w.tailRead)
 	w.after(w.between(0, time.Second), w.mischief)
 	w.after(w.between(0, 3*time.Second), w.unrest)
+	w.after(w.between(w.opt.Faulty/4, w.opt.Faulty), func() { w.copied = w.etcd.model.Clone() })
 	if w.opt.Faulty > time.Minute && !w.chance(25) {
 		w.after(w.between(0, 20*time.Second), w.weather)
 	}

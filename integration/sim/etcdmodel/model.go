@@ -16,6 +16,7 @@ package etcdmodel
 import (
 	"bytes"
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -61,6 +62,23 @@ type lease struct {
 // New returns an empty etcd, at revision 1 as a new server is.
 func New() *Model {
 	return &Model{rev: 1, history: map[string][]version{}, leases: map[int64]*lease{}, nextLease: 1}
+}
+
+// Clone returns a copy: what is restored from it has forgotten what comes now.
+func (m *Model) Clone() *Model {
+	c := *m
+	c.keys, c.events = slices.Clone(m.keys), slices.Clone(m.events)
+	c.history = make(map[string][]version, len(m.history))
+	for key, h := range m.history {
+		c.history[key] = slices.Clone(h)
+	}
+	c.leases = make(map[int64]*lease, len(m.leases))
+	for id, l := range m.leases {
+		l := *l
+		l.keys = maps.Clone(l.keys)
+		c.leases[id] = &l
+	}
+	return &c
 }
 
 // Compacted is the oldest revision that can be read, and watched from.
