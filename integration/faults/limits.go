@@ -171,14 +171,26 @@ func starveFiles(s *site) error {
 		if err := unix.Prlimit(p.PID(), unix.RLIMIT_NOFILE, &few, nil); err != nil {
 			return err
 		}
-		defer func() { _ = unix.Prlimit(p.PID(), unix.RLIMIT_NOFILE, &before, nil) }() // unless it has ended
+		pid := p.PID()
+		defer func() { _ = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &before, nil) }() // unless it has ended
 	}
 	for range 20 {
 		if c, err := (&net.Dialer{Timeout: time.Second}).DialContext(s.ctx, "tcp", owner.Addr); err == nil {
 			defer c.Close()
 		}
 	}
-	return s.hold(5 * time.Second)
+	if err := s.hold(5 * time.Second); err != nil {
+		return err
+	}
+	for _, p := range []*process.Process{owner, bookie} {
+		if !p.Running() { // whoever supervises it starts it again
+			s.expect(false, "a process that can open no more files may end: a bookie that needs its next segment does")
+			if err := s.startAll(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // overload publishes far more than the cluster can take, with little patience.

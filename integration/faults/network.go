@@ -85,7 +85,12 @@ func muteOwner(s *site) error {
 			lines = append(lines, [2]string{owner.Name, p.Name})
 		}
 	}
-	return s.cut(muteFor, lines...)
+	if err := s.cut(muteFor, lines...); err != nil {
+		return err
+	}
+	// TCP sends again what got lost only after pauses that have grown meanwhile; until then that broker is not one which can
+	// take over from another, and the next fault would be a second one.
+	return s.hold(muteFor)
 }
 
 func cutOwnerFromEtcd(s *site) error {
