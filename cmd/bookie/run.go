@@ -33,6 +33,8 @@ type options struct {
 	cacheMiB, indexMiB, compactMiBPerSec int64
 	lowWatermark, highWatermark          float64
 	gcInterval, gcGrace                  time.Duration
+	syncInterval                         time.Duration
+	syncMessages                         int
 }
 
 // run is the program, apart from signals.
@@ -76,6 +78,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Int64Var(&o.compactMiBPerSec, "compact-mib-per-second", 32, "how fast compaction reads")
 	f.Float64Var(&o.lowWatermark, "low-watermark", 0.90, "use of the disk from which on no new ledgers are taken")
 	f.Float64Var(&o.highWatermark, "high-watermark", 0.95, "use of the disk from which on only recovery writes")
+	f.DurationVar(&o.syncInterval, "sync-interval", 0, "how long acknowledged entries may be lost to a power cut; 0: never, they are synced first")
+	f.IntVar(&o.syncMessages, "sync-messages", 0, "with --sync-interval: how many of them; 0: any number")
 	f.DurationVar(&o.gcInterval, "gc-interval", time.Minute, "pause between two looks for ledgers to delete")
 	f.DurationVar(&o.gcGrace, "gc-grace", 10*time.Minute, "how long a ledger that went elsewhere is kept")
 }
@@ -92,6 +96,9 @@ func (o *options) validate() error {
 	if o.lowWatermark <= 0 || o.lowWatermark > o.highWatermark || o.highWatermark > 1 {
 		return settings.Usagef("--low-watermark is %v and --high-watermark %v: want 0 < low ≤ high ≤ 1", o.lowWatermark, o.highWatermark)
 	}
+	if o.syncInterval < 0 || o.syncMessages < 0 || o.syncMessages > 0 && o.syncInterval == 0 {
+		return settings.Usagef("--sync-interval is %v and --sync-messages %d: neither is negative, and messages need an interval", o.syncInterval, o.syncMessages)
+	}
 	if o.segmentMiB > maxSegmentMiB {
 		return settings.Usagef("--segment-mib is %d: want at most %d", o.segmentMiB, maxSegmentMiB)
 	}
@@ -107,6 +114,7 @@ func (o *options) serve(ctx context.Context, env daemon.Env) error {
 		ID: o.id, DataDir: o.dataDir, Listen: o.listen, GRPCListen: o.grpcListen, HTTPListen: o.http,
 		Advertise: o.advertise, Zone: o.zone, HostLabel: o.hostLabel, Version: version,
 		Store: ledgerstore.Config{
+			Sync:        ledgerstore.SyncPolicy{Interval: o.syncInterval, Messages: o.syncMessages},
 			SegmentSize: o.segmentMiB << 20, CacheBytes: o.cacheMiB << 20, IndexBytes: o.indexMiB << 20,
 			LowRatio: o.lowWatermark, HighRatio: o.highWatermark, CompactBytesPerSecond: o.compactMiBPerSec << 20,
 		},

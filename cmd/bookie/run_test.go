@@ -63,6 +63,7 @@ func TestBadInputIsOneLineAndExit2(t *testing.T) {
 		"not a number":      {[]string{"--segment-mib", "big"}, "segment-mib"},
 		"zero":              {[]string{"--segment-mib", "0"}, "segment-mib"},
 		"watermarks":        {[]string{"--low-watermark", "0.99"}, "low-watermark"},
+		"sync messages":     {[]string{"--sync-messages", "5"}, "sync-interval"},
 		"cluster":           {[]string{"--cluster", "a/b"}, "cluster"},
 		"level":             {[]string{"--log-level", "loud"}, "log-level"},
 		"no such config":    {[]string{"--config", "/no/such/file"}, "/no/such/file"},

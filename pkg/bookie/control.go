@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
+	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
@@ -22,6 +24,7 @@ type control struct {
 	version   string
 	store     *ledgerstore.Store
 	collector *Collector
+	log       *slog.Logger
 }
 
 // Info tells who the bookie is and how it fares.
@@ -74,6 +77,30 @@ func (c *control) CollectGarbage(ctx context.Context, _ *bookiev1.CollectGarbage
 		}
 		reply.BytesFreed += uint64(freed)
 	}
+}
+
+// EndLimbo ends the limbo of ledgers, without a repair: misses are denied again from then on.
+func (c *control) EndLimbo(ctx context.Context, request *bookiev1.EndLimboRequest) (*bookiev1.EndLimboResponse, error) {
+	if (len(request.GetLedgers()) > 0) == request.GetAll() {
+		return nil, status.Error(codes.InvalidArgument, "name ledgers, or ask for all")
+	}
+	var ended []entry.LedgerID
+	c.store.Ledgers(func(l ledgerstore.LedgerInfo) bool {
+		if l.Limbo && (request.GetAll() || slices.Contains(request.GetLedgers(), uint64(l.Ledger))) {
+			ended = append(ended, l.Ledger)
+		}
+		return true
+	})
+	slices.Sort(ended)
+	if err := c.store.ClearLimbo(ctx, ended...); err != nil {
+		return nil, controlError(err)
+	}
+	reply := &bookiev1.EndLimboResponse{}
+	for _, l := range ended {
+		reply.Ledgers = append(reply.Ledgers, uint64(l))
+	}
+	c.log.Warn("limbo was ended by hand: entries that were lost here are denied from now on", slog.Any("ledgers", ended))
+	return reply, nil
 }
 
 // controlError gives an error the status that a caller can decide by.

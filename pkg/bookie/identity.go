@@ -68,7 +68,7 @@ func Identify(ctx context.Context, fs vfs.FS, dir, id string, cluster entry.UUID
 	for _, n := range names {
 		has[n] = true
 		switch n {
-		case cookieName, cookieNewName, cookieTmpName, lockName, probeName, startName, startName + ".tmp", "lost+found":
+		case cookieName, cookieNewName, cookieTmpName, lockName, probeName, markName, markTmpName, startName, startName + ".tmp", "lost+found":
 		default:
 			others = n
 		}

@@ -58,7 +58,9 @@ type Env struct {
 	// NewSession makes the session whose lease the registration is under; the bookie closes it.
 	NewSession func(ctx context.Context) (*lease.Session, error)
 	FS         vfs.FS
-	Log        *slog.Logger
+	// BootID names this run of the kernel; nil asks it.
+	BootID func() (string, error)
+	Log    *slog.Logger
 	// Registerer takes the metrics, Gatherer serves them at /metrics; either may be nil.
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer
@@ -104,6 +106,7 @@ type Bookie struct {
 	grpc                  *grpc.Server
 	http                  *http.Server
 	health                *health
+	marked                bool // the disk says that entries may be unsynced
 
 	failed chan error
 	cancel context.CancelFunc
@@ -210,6 +213,9 @@ func (b *Bookie) openStore(ctx context.Context) error {
 	if err := b.settleLoss(ctx); err != nil {
 		return err
 	}
+	if err := b.settleUnsynced(ctx); err != nil {
+		return err
+	}
 	if confirm == nil {
 		return nil
 	}
@@ -255,13 +261,14 @@ func (b *Bookie) serve(ctx context.Context, r *registrar, reg registration) {
 	b.wg.Go(func() {
 		select {
 		case err := <-b.store.Fatal():
+			b.noteStop(err)
 			b.fail(fmt.Errorf("the store has stopped: %w", err))
 		case <-ctx.Done():
 		}
 	})
 	if b.control != nil {
 		b.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxConcurrentStreams(maxControlCalls), grpc.ConnectionTimeout(5*time.Second))
-		bookiev1.RegisterBookieServer(b.grpc, &control{me: b.me, version: b.cfg.Version, store: b.store, collector: b.collector})
+		bookiev1.RegisterBookieServer(b.grpc, &control{me: b.me, version: b.cfg.Version, store: b.store, collector: b.collector, log: b.log})
 		b.wg.Go(func() {
 			if err := b.grpc.Serve(b.control); err != nil {
 				b.fail(fmt.Errorf("serve grpc: %w", err))
@@ -293,7 +300,7 @@ func (b *Bookie) lastStored() time.Time {
 func (b *Bookie) registration() meta.BookieInfo {
 	return meta.BookieInfo{
 		ID: b.cfg.ID, UUID: b.me.Storage, Zone: b.cfg.Zone, Host: b.cfg.HostLabel, Version: b.cfg.Version, Started: time.Now(),
-		Sync: "before every acknowledgement",
+		Sync: b.cfg.Store.Sync.String(),
 		Data: b.DataAddr(), GRPC: b.GRPCAddr(), HTTP: b.HTTPAddr(),
 	}
 }
@@ -395,9 +402,11 @@ func (b *Bookie) shutdown(ctx context.Context) error {
 	}
 	b.wg.Wait()
 	if b.store != nil {
-		if err := b.store.Close(); err != nil {
+		err := b.store.Close()
+		if err != nil {
 			errs = append(errs, fmt.Errorf("close store: %w", err))
 		}
+		b.noteStop(err)
 	}
 	if b.lock != nil {
 		errs = append(errs, b.lock.Close())

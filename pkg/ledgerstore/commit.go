@@ -3,6 +3,7 @@ package ledgerstore
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/penstock-mq/penstock/pkg/segment"
@@ -117,6 +118,7 @@ func (c *Core) stepWritten(ev *Written) {
 				j++
 			}
 		}
+		b.hard = !c.lazy || b.demanded()
 		c.ready.Syncs = append(c.ready.Syncs, b)
 		c.askPrepare()
 	case errors.Is(ev.Err, syscall.ENOSPC):
@@ -131,6 +133,11 @@ func (c *Core) stepSynced(ev *Synced) {
 		c.fail(fmt.Errorf("sync segment %d: %w", ev.Batch.Segment.seq, ev.Err))
 		return
 	}
+	if ev.Skipped && ev.Batch.demanded() { // a recovery has come to count on it meanwhile
+		ev.Batch.hard = true
+		c.ready.Syncs = append(c.ready.Syncs, ev.Batch)
+		return
+	}
 	ev.Batch.synced = true
 	for len(c.groups) > 0 && c.groups[0].synced {
 		b := c.groups[0]
@@ -142,6 +149,19 @@ func (c *Core) stepSynced(ev *Synced) {
 		c.deferred = c.deferred[1:]
 		c.Step(ev)
 	}
+}
+
+// demanded reports whether an answer of the group promises that it is on the disk.
+func (b *Batch) demanded() bool {
+	return slices.ContainsFunc(b.items, func(it *item) bool {
+		switch it.rec.Kind { //nolint:exhaustive // the rest is below
+		case 0, segment.KindLAC:
+			return it.hard
+		case segment.KindEntry:
+			return it.hard || it.add != nil && it.add.Recovery
+		}
+		return true
+	})
 }
 
 // commit makes a durable group visible and answers it.

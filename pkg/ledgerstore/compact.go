@@ -268,6 +268,9 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 	if err != nil {
 		return 0, err
 	}
+	if err := s.flush(); err != nil { // LACs may have been left for later
+		return 0, err
+	}
 	err = s.publish(true, func(m *manifest) {
 		for _, v := range victims {
 			m.remove(v.seq)

@@ -22,6 +22,9 @@ type Config struct {
 	// a directory without a manifest has lost everything (see [Loss]).
 	Fresh bool
 
+	// Sync says when entries are synced; by default before they are acknowledged.
+	Sync SyncPolicy
+
 	// SegmentSize is the size of a segment file in bytes; 256 MiB.
 	SegmentSize int64
 	// Spares is how many allocated files are kept beside the log, for reuse and as the reserve from which a full
@@ -73,6 +76,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("cluster or storage identity is not set")
 	case c.SegmentSize < minSegmentSize || c.SegmentSize > segment.MaxSegmentBytes:
 		return c, fmt.Errorf("segment size %d is outside [%d, %d]", c.SegmentSize, minSegmentSize, segment.MaxSegmentBytes)
+	case c.Sync.Interval < 0 || c.Sync.Messages < 0 || c.Sync.Messages > 0 && c.Sync.Interval == 0:
+		return c, fmt.Errorf("sync policy %+v: messages need an interval, and neither is negative", c.Sync)
 	case c.Spares < 0:
 		return c, fmt.Errorf("spares %d is negative", c.Spares)
 	case c.LowRatio <= 0 || c.LowRatio > c.HighRatio || c.HighRatio > 1:

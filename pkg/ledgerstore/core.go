@@ -54,6 +54,8 @@ type Core struct {
 	stalled                bool // and that is used up too: they wait for space
 	keep                   int64
 
+	lazy bool // batches that nothing of rests on the disk may be answered unsynced
+
 	deferred []Event  // came for ledgers that are deleted by now
 	trash    []buried // oldest first
 
@@ -109,6 +111,7 @@ type Batch struct {
 
 	items  []*item // with the barriers between them
 	synced bool
+	hard   bool // to be synced in any case; not changed while it is being synced
 	end    int64
 }
 
@@ -142,8 +145,10 @@ type item struct {
 	urgent bool // of an add: not refused for want of space while there is a reserve. Other records never are.
 	// vouches: the record says nothing new, its batch does.
 	vouches bool
-	err     error // the answer is known and rides here for order's sake
-	next    *item // duplicates that wait for this one
+	// hard: its answer promises that it is on the disk, whatever the policy is.
+	hard bool
+	err  error // the answer is known and rides here for order's sake
+	next *item // duplicates that wait for this one
 	// location is where the record was written.
 	location segment.Location
 	lac      entry.EntryID

@@ -95,7 +95,9 @@ type Written struct {
 // Synced is the outcome of one of Ready.Syncs. An error stops the store.
 type Synced struct {
 	Batch *Batch
-	Err   error
+	// Skipped: it was left to a later sync, by policy.
+	Skipped bool
+	Err     error
 }
 
 // Sealed is the outcome of one of Ready.Seals. An error stops the store.
@@ -263,6 +265,7 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 			c.behindTerm(it, l)
 			return true
 		}
+		first.hard = first.hard || it.add.Recovery
 		it.next, first.next = first.next, it
 		return true
 	}

@@ -21,6 +21,7 @@ type metrics struct {
 	compactErrors  prometheus.Counter
 	state          prometheus.Gauge
 	segments       prometheus.Gauge
+	syncInterval   prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
@@ -46,6 +47,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		compactErrors:  counter("compaction_errors_total", "Compactions given up; the old segment is kept."),
 		state:          gauge("state", "What the store takes: 0 everything, 1 no new ledgers, 2 recovery only."),
 		segments:       gauge("segments", "Segment files, spares excluded."),
+		syncInterval:   gauge("sync_interval_seconds", "How long acknowledged entries may be lost to a power cut; 0: they are synced before they are acknowledged."),
 	}
 	if reg == nil {
 		return m, nil
@@ -53,7 +55,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	var err error
 	for _, c := range []prometheus.Collector{
 		m.groupEntries, m.groupBytes, m.syncSeconds, m.addsRefused, m.readErrors, m.cacheHits, m.cacheMisses,
-		m.compactedBytes, m.freedBytes, m.compactErrors, m.state, m.segments,
+		m.compactedBytes, m.freedBytes, m.compactErrors, m.state, m.segments, m.syncInterval,
 	} {
 		err = errors.Join(err, reg.Register(c))
 	}

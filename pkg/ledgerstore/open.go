@@ -58,6 +58,10 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 	if cfg.CompactBytesPerSecond > 0 {
 		s.limiter = rate.NewLimiter(rate.Limit(cfg.CompactBytesPerSecond), int(max(cfg.CompactBytesPerSecond, groupBytes)))
 	}
+	if cfg.Sync.Interval > 0 && h == nil {
+		s.lazy = newLazySync(cfg.Sync)
+		m.syncInterval.Set(cfg.Sync.Interval.Seconds())
+	}
 	rec := &recovery{store: s, scans: maxScans}
 	if h != nil {
 		h.take(s)
@@ -107,6 +111,9 @@ func (s *Store) start() {
 	s.workers.Go(s.complete)
 	for range maxInFlight {
 		s.workers.Go(s.syncer)
+	}
+	if s.lazy != nil {
+		s.workers.Go(func() { s.lazy.run(s.ctx) })
 	}
 }
 
@@ -189,6 +196,7 @@ func (r *recovery) run(ctx context.Context) error {
 	}
 	s.core = newCore(s.table, active, s.cfg.PendingBytes, 1, s.cfg.SegmentSize/32)
 	s.core.trash = s.table.inTrash()
+	s.core.lazy = s.lazy != nil
 	s.log.Info("store recovered", "dir", s.cfg.Dir, "segments", len(r.found), "scanned", scanned, "damaged", damaged)
 	return nil
 }

@@ -206,6 +206,11 @@ func (s *Store) answer(c *Check) *Checked {
 		case got == nil:
 			return &Checked{Check: c}
 		}
+		if c.Add.Recovery { // which counts on it
+			if err := s.flush(); err != nil {
+				return &Checked{Check: c, Err: err}
+			}
+		}
 		return &Checked{Check: c, Found: true, Same: got.Checksum == c.Add.Checksum && bytes.Equal(got.Body, c.Add.Body)}
 	}
 	return &Checked{Check: c, Err: errGone}

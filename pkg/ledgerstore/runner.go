@@ -145,8 +145,12 @@ func (s *Store) job(fn func() Event) {
 func (s *Store) write(b *Batch) *Written {
 	s.writes.Add(1)
 	w := b.Segment.handle.writer
-	w.SetPrevDurable(b.PreviousDurable)
-	locs, err := w.AppendBatch(b.Records, b.DurableUpto)
+	durable, previous := b.DurableUpto, b.PreviousDurable
+	if s.lazy != nil {
+		durable, previous = s.lazy.durable(b, s.core.previous)
+	}
+	w.SetPrevDurable(previous)
+	locs, err := w.AppendBatch(b.Records, durable)
 	if err == nil {
 		s.cache.put(b.Segment.seq, b.Records, locs)
 		var bytes int64
@@ -162,8 +166,17 @@ func (s *Store) write(b *Batch) *Written {
 
 func (s *Store) syncer() {
 	for b := range s.syncs {
+		if s.lazy != nil && !s.lazy.due(b) {
+			s.post(&Synced{Batch: b, Skipped: true})
+			continue
+		}
 		began := time.Now()
-		err := b.Segment.handle.writer.Sync()
+		var err error
+		if s.lazy != nil {
+			err = s.lazy.flush()
+		} else {
+			err = b.Segment.handle.writer.Sync()
+		}
 		s.metrics.syncSeconds.Observe(time.Since(began).Seconds())
 		s.post(&Synced{Batch: b, Err: err})
 	}
@@ -183,6 +196,7 @@ func (s *Store) seal(seg *Segment) error {
 	case err != nil:
 		return err
 	}
+	s.lazy.settled(seg)
 	seg.handle.seal()
 	src, err := seg.handle.acquireReader(s.fs, seg.path)
 	if err != nil {
@@ -302,11 +316,12 @@ func (s *Store) shutdown() error {
 	default:
 	}
 	s.workers.Wait()
+	err := s.flush() // of what a policy has left
 	for _, seg := range s.segments.list() {
 		seg.handle.close()
 	}
-	if err := s.lock.Close(); err != nil {
-		return fmt.Errorf("unlock data directory: %w", err)
+	if lockErr := s.lock.Close(); lockErr != nil {
+		err = errors.Join(err, fmt.Errorf("unlock data directory: %w", lockErr))
 	}
-	return nil
+	return err
 }

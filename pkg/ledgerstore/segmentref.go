@@ -37,6 +37,8 @@ type Segment struct {
 	live  atomic.Int64
 	trash atomic.Int64
 	size  atomic.Int64
+	// synced is what a sync has covered, under a policy that leaves some out.
+	synced atomic.Int64
 	// sealed is set once the footer is durable and the core has dropped the slots.
 	sealed atomic.Bool
 	// damaged is set when a read found corruption: compaction leaves the segment alone.

@@ -35,7 +35,8 @@ type Store struct {
 	footers *footerCache
 	lock    io.Closer
 
-	core *Core // run's own
+	core *Core     // run's own
+	lazy *lazySync // nil: each group is synced before it is answered
 
 	inbox   inbox
 	outbox  outbox

@@ -408,6 +408,105 @@ func (x *CollectGarbageResponse) GetQuarantined() uint64 {
 	return 0
 }
 
+type EndLimboRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger ids.
+	Ledgers []uint64 `protobuf:"varint,1,rep,packed,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// All that are in limbo, instead of some.
+	All           bool `protobuf:"varint,2,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndLimboRequest) Reset() {
+	*x = EndLimboRequest{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndLimboRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndLimboRequest) ProtoMessage() {}
+
+func (x *EndLimboRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndLimboRequest.ProtoReflect.Descriptor instead.
+func (*EndLimboRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *EndLimboRequest) GetLedgers() []uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return nil
+}
+
+func (x *EndLimboRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+type EndLimboResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledgers whose limbo was ended.
+	Ledgers       []uint64 `protobuf:"varint,1,rep,packed,name=ledgers,proto3" json:"ledgers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndLimboResponse) Reset() {
+	*x = EndLimboResponse{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndLimboResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndLimboResponse) ProtoMessage() {}
+
+func (x *EndLimboResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndLimboResponse.ProtoReflect.Descriptor instead.
+func (*EndLimboResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EndLimboResponse) GetLedgers() []uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return nil
+}
+
 var File_penstock_bookie_v1_bookie_proto protoreflect.FileDescriptor
 
 const file_penstock_bookie_v1_bookie_proto_rawDesc = "" +
@@ -439,11 +538,17 @@ const file_penstock_bookie_v1_bookie_proto_rawDesc = "" +
 	"\x0fledgers_deleted\x18\x01 \x01(\x04R\x0eledgersDeleted\x12\x1f\n" +
 	"\vbytes_freed\x18\x02 \x01(\x04R\n" +
 	"bytesFreed\x12 \n" +
-	"\vquarantined\x18\x03 \x01(\x04R\vquarantined2\x9e\x02\n" +
+	"\vquarantined\x18\x03 \x01(\x04R\vquarantined\"=\n" +
+	"\x0fEndLimboRequest\x12\x18\n" +
+	"\aledgers\x18\x01 \x03(\x04R\aledgers\x12\x10\n" +
+	"\x03all\x18\x02 \x01(\bR\x03all\",\n" +
+	"\x10EndLimboResponse\x12\x18\n" +
+	"\aledgers\x18\x01 \x03(\x04R\aledgers2\xf5\x02\n" +
 	"\x06Bookie\x12I\n" +
 	"\x04Info\x12\x1f.penstock.bookie.v1.InfoRequest\x1a .penstock.bookie.v1.InfoResponse\x12`\n" +
 	"\vListLedgers\x12&.penstock.bookie.v1.ListLedgersRequest\x1a'.penstock.bookie.v1.ListLedgersResponse0\x01\x12g\n" +
-	"\x0eCollectGarbage\x12).penstock.bookie.v1.CollectGarbageRequest\x1a*.penstock.bookie.v1.CollectGarbageResponseBAZ?github.com/penstock-mq/penstock/api/penstock/bookie/v1;bookiev1b\x06proto3"
+	"\x0eCollectGarbage\x12).penstock.bookie.v1.CollectGarbageRequest\x1a*.penstock.bookie.v1.CollectGarbageResponse\x12U\n" +
+	"\bEndLimbo\x12#.penstock.bookie.v1.EndLimboRequest\x1a$.penstock.bookie.v1.EndLimboResponseBAZ?github.com/penstock-mq/penstock/api/penstock/bookie/v1;bookiev1b\x06proto3"
 
 var (
 	file_penstock_bookie_v1_bookie_proto_rawDescOnce sync.Once
@@ -457,7 +562,7 @@ func file_penstock_bookie_v1_bookie_proto_rawDescGZIP() []byte {
 	return file_penstock_bookie_v1_bookie_proto_rawDescData
 }
 
-var file_penstock_bookie_v1_bookie_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_penstock_bookie_v1_bookie_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_penstock_bookie_v1_bookie_proto_goTypes = []any{
 	(*InfoRequest)(nil),            // 0: penstock.bookie.v1.InfoRequest
 	(*InfoResponse)(nil),           // 1: penstock.bookie.v1.InfoResponse
@@ -465,16 +570,20 @@ var file_penstock_bookie_v1_bookie_proto_goTypes = []any{
 	(*ListLedgersResponse)(nil),    // 3: penstock.bookie.v1.ListLedgersResponse
 	(*CollectGarbageRequest)(nil),  // 4: penstock.bookie.v1.CollectGarbageRequest
 	(*CollectGarbageResponse)(nil), // 5: penstock.bookie.v1.CollectGarbageResponse
+	(*EndLimboRequest)(nil),        // 6: penstock.bookie.v1.EndLimboRequest
+	(*EndLimboResponse)(nil),       // 7: penstock.bookie.v1.EndLimboResponse
 }
 var file_penstock_bookie_v1_bookie_proto_depIdxs = []int32{
 	0, // 0: penstock.bookie.v1.Bookie.Info:input_type -> penstock.bookie.v1.InfoRequest
 	2, // 1: penstock.bookie.v1.Bookie.ListLedgers:input_type -> penstock.bookie.v1.ListLedgersRequest
 	4, // 2: penstock.bookie.v1.Bookie.CollectGarbage:input_type -> penstock.bookie.v1.CollectGarbageRequest
-	1, // 3: penstock.bookie.v1.Bookie.Info:output_type -> penstock.bookie.v1.InfoResponse
-	3, // 4: penstock.bookie.v1.Bookie.ListLedgers:output_type -> penstock.bookie.v1.ListLedgersResponse
-	5, // 5: penstock.bookie.v1.Bookie.CollectGarbage:output_type -> penstock.bookie.v1.CollectGarbageResponse
-	3, // [3:6] is the sub-list for method output_type
-	0, // [0:3] is the sub-list for method input_type
+	6, // 3: penstock.bookie.v1.Bookie.EndLimbo:input_type -> penstock.bookie.v1.EndLimboRequest
+	1, // 4: penstock.bookie.v1.Bookie.Info:output_type -> penstock.bookie.v1.InfoResponse
+	3, // 5: penstock.bookie.v1.Bookie.ListLedgers:output_type -> penstock.bookie.v1.ListLedgersResponse
+	5, // 6: penstock.bookie.v1.Bookie.CollectGarbage:output_type -> penstock.bookie.v1.CollectGarbageResponse
+	7, // 7: penstock.bookie.v1.Bookie.EndLimbo:output_type -> penstock.bookie.v1.EndLimboResponse
+	4, // [4:8] is the sub-list for method output_type
+	0, // [0:4] is the sub-list for method input_type
 	0, // [0:0] is the sub-list for extension type_name
 	0, // [0:0] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
@@ -491,7 +600,7 @@ func file_penstock_bookie_v1_bookie_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_bookie_v1_bookie_proto_rawDesc), len(file_penstock_bookie_v1_bookie_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,7 @@ const (
 	Bookie_Info_FullMethodName           = "/penstock.bookie.v1.Bookie/Info"
 	Bookie_ListLedgers_FullMethodName    = "/penstock.bookie.v1.Bookie/ListLedgers"
 	Bookie_CollectGarbage_FullMethodName = "/penstock.bookie.v1.Bookie/CollectGarbage"
+	Bookie_EndLimbo_FullMethodName       = "/penstock.bookie.v1.Bookie/EndLimbo"
 )
 
 // BookieClient is the client API for Bookie service.
@@ -39,6 +40,9 @@ type BookieClient interface {
 	ListLedgers(ctx context.Context, in *ListLedgersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListLedgersResponse], error)
 	// CollectGarbage runs one pass of garbage collection now, and returns when it is done.
 	CollectGarbage(ctx context.Context, in *CollectGarbageRequest, opts ...grpc.CallOption) (*CollectGarbageResponse, error)
+	// EndLimbo ends the limbo of ledgers here although nobody has repaired them: what was lost of them is denied from then on,
+	// and a ledger may be closed without entries that were acknowledged. They stay fenced.
+	EndLimbo(ctx context.Context, in *EndLimboRequest, opts ...grpc.CallOption) (*EndLimboResponse, error)
 }
 
 type bookieClient struct {
@@ -88,6 +92,16 @@ func (c *bookieClient) CollectGarbage(ctx context.Context, in *CollectGarbageReq
 	return out, nil
 }
 
+func (c *bookieClient) EndLimbo(ctx context.Context, in *EndLimboRequest, opts ...grpc.CallOption) (*EndLimboResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndLimboResponse)
+	err := c.cc.Invoke(ctx, Bookie_EndLimbo_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BookieServer is the server API for Bookie service.
 // All implementations must embed UnimplementedBookieServer
 // for forward compatibility.
@@ -100,6 +114,9 @@ type BookieServer interface {
 	ListLedgers(*ListLedgersRequest, grpc.ServerStreamingServer[ListLedgersResponse]) error
 	// CollectGarbage runs one pass of garbage collection now, and returns when it is done.
 	CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error)
+	// EndLimbo ends the limbo of ledgers here although nobody has repaired them: what was lost of them is denied from then on,
+	// and a ledger may be closed without entries that were acknowledged. They stay fenced.
+	EndLimbo(context.Context, *EndLimboRequest) (*EndLimboResponse, error)
 	mustEmbedUnimplementedBookieServer()
 }
 
@@ -118,6 +135,9 @@ func (UnimplementedBookieServer) ListLedgers(*ListLedgersRequest, grpc.ServerStr
 }
 func (UnimplementedBookieServer) CollectGarbage(context.Context, *CollectGarbageRequest) (*CollectGarbageResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CollectGarbage not implemented")
+}
+func (UnimplementedBookieServer) EndLimbo(context.Context, *EndLimboRequest) (*EndLimboResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndLimbo not implemented")
 }
 func (UnimplementedBookieServer) mustEmbedUnimplementedBookieServer() {}
 func (UnimplementedBookieServer) testEmbeddedByValue()                {}
@@ -187,6 +207,24 @@ func _Bookie_CollectGarbage_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Bookie_EndLimbo_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndLimboRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BookieServer).EndLimbo(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Bookie_EndLimbo_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BookieServer).EndLimbo(ctx, req.(*EndLimboRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Bookie_ServiceDesc is the grpc.ServiceDesc for Bookie service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -201,6 +239,10 @@ var Bookie_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CollectGarbage",
 			Handler:    _Bookie_CollectGarbage_Handler,
+		},
+		{
+			MethodName: "EndLimbo",
+			Handler:    _Bookie_EndLimbo_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

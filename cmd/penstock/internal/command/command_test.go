@@ -124,6 +124,7 @@ func TestExitCodes(t *testing.T) {
 		"unknown type":       {[]string{"consume", "busy", "-s", "s", "--type", "shard", url}, exitUsage, `did you mean "shared"?`},
 		"bad start":          {[]string{"consume", "busy", "-s", "s", "--from", "yesterday", url}, exitUsage, "earliest"},
 		"bad quorum":         {[]string{"namespace", "create", "public/n", "--ensemble", "2", "--write-quorum", "3", url}, exitUsage, "write quorum"},
+		"limbo of nothing":   {[]string{"bookie", "end-limbo", "127.0.0.1:1"}, exitUsage, "--ledger"},
 		"unknown topic":      {[]string{"topic", "describe", "nothing", url}, exitNotFound, "does not exist"},
 		"unknown ledger":     {[]string{"ledger", "describe", "4711", url}, exitNotFound, "there is no ledger 4711, or no longer: penstock ledger list"},
 		"topic in use":       {[]string{"topic", "delete", "busy", "--yes", url}, exitRefused, "--force"},

@@ -7,8 +7,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
+	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/cmd/internal/settings"
 )
 
 type brokerSummary struct {
@@ -71,7 +75,7 @@ func (a *app) brokerList() *cobra.Command {
 
 func (a *app) bookieCommand() *cobra.Command {
 	cmd := group("bookie", "Bookies: processes that store entries")
-	cmd.AddCommand(a.bookieList())
+	cmd.AddCommand(a.bookieList(), a.bookieEndLimbo())
 	return cmd
 }
 
@@ -107,5 +111,44 @@ func (a *app) bookieList() *cobra.Command {
 		},
 	}
 	addOutputFlag(cmd)
+	return cmd
+}
+
+func (a *app) bookieEndLimbo() *cobra.Command {
+	var request bookiev1.EndLimboRequest
+	cmd := &cobra.Command{
+		Use: "end-limbo CONTROL-ADDRESS", Short: "Give up entries that a bookie may have lost", Args: exactArgs(1),
+		Long: "End the limbo of ledgers on one bookie, named by the host:port of its control calls (--grpc-listen). A ledger in limbo may have lost " +
+			"acknowledged entries there, so that the bookie answers \"unknown\" for what it does not find, and the ledger cannot be closed unless other " +
+			"bookies know. Afterwards it answers \"absent\", and what is on no other disk is given up for good.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if request.GetAll() == (len(request.GetLedgers()) > 0) {
+				return settings.Usagef("name ledgers with --ledger, or give --all")
+			}
+			conn, err := grpc.NewClient(args[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				return settings.Usagef("control address: %v", err)
+			}
+			defer conn.Close()
+			ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
+			defer cancel()
+			reply, err := bookiev1.NewBookieClient(conn).EndLimbo(ctx, &request)
+			if err != nil {
+				return fmt.Errorf("end limbo: %w", err)
+			}
+			for _, l := range reply.GetLedgers() {
+				if _, err := fmt.Fprintln(a.out, l); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().Func("ledger", "ledger to end the limbo of; may be repeated", func(text string) error {
+		id, err := strconv.ParseUint(text, 10, 63)
+		request.Ledgers = append(request.Ledgers, id)
+		return err
+	})
+	cmd.Flags().BoolVar(&request.All, "all", false, "all ledgers that are in limbo there")
 	return cmd
 }
