@@ -111,6 +111,22 @@ var plants = []plant{
 		"Epoch: cur.epoch + 1}", "Epoch: max(1, cur.epoch)}",
 	},
 	{
+		"a stale owner trims", "pkg/meta",
+		"LedgerDeleting, next.lastOp\n		t := txn{guard: &g}", "LedgerDeleting, next.lastOp\n		t := txn{}",
+	},
+	{
+		"a close of unknown outcome is taken for none", "pkg/ledger",
+		"	case errors.Is(err, meta.ErrUnknownOutcome):\n		return NoOutcome\n	case errors.As", "	case errors.Is(err, meta.ErrUnknownOutcome):\n		return NotApplied\n	case errors.As",
+	},
+	{
+		"a reader goes beyond what bookies know to be confirmed", "pkg/ledger",
+		"			upTo = r.askLAC(ctx, first)", "			upTo = r.askLAC(ctx, first) + 1",
+	},
+	{
+		"a record of unknown state is not read again", "pkg/chain",
+		"		c.stale = c.stale || errors.Is(err, meta.ErrUnknownOutcome) || ", "		c.stale = c.stale || ",
+	},
+	{
 		"a chain's end leaves the last entry out", "pkg/chain",
 		"it != c.unsent && it.Entry <= last; it = it.next {\n		end =", "it != c.unsent && it.Entry < last; it = it.next {\n		end =",
 	},
