@@ -82,6 +82,9 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 		env.Log = slog.New(slog.DiscardHandler)
 	}
 	env.Sched = sched.OrReal(env.Sched)
+	if env.Ledger.Sched == nil {
+		env.Ledger.Sched = env.Sched
+	}
 	if env.Now == nil {
 		env.Now = env.Sched.Now
 	}

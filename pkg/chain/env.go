@@ -69,7 +69,7 @@ type Env struct {
 	// Log and Metrics may be nil.
 	Log     *slog.Logger
 	Metrics *Metrics
-	// Sched runs what chains start; nil means on goroutines.
+	// Sched runs what chains start, and their ledgers unless those have one; nil means on goroutines.
 	Sched sched.Scheduler
 	// Now is the clock; nil means Sched's.
 	Now func() time.Time
