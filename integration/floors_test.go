@@ -33,7 +33,7 @@ var floors = [][]string{
 var etcdServerImporters = []string{"pkg/standalone/embedetcd"}
 
 // clientImports are the packages of ours that the SDK may carry: none of a server's.
-var clientImports = []string{"pkg/budget", "pkg/entry", "pkg/frame", "pkg/hash", "pkg/topicname"}
+var clientImports = []string{"pkg/budget", "pkg/entry", "pkg/frame", "pkg/hash", "pkg/topicname", "pkg/sched"}
 
 // clientForbids are imports that would make the SDK heavy.
 var clientForbids = []string{"go.etcd.io/", "github.com/prometheus/"}
