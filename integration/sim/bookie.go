@@ -86,7 +86,7 @@ func (b *bookieProcess) boot() {
 		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
 	b.sched.Go(func() { collector.Run(context.Background()) })
 	b.look()
-	b.sched.Go(b.register)
+	b.sched.Go(func() { b.register(store.Store) })
 	b.after(b.w.between(0, 3*time.Second), b.compact)
 }
 

@@ -95,8 +95,10 @@ func (k *chains) open(ctx context.Context, b *broker, tp *topic, guard meta.Guar
 func (c *chainRun) lost() <-chan struct{} { return c.c.Lost() }
 
 func (c *chainRun) close(ctx context.Context) error {
-	if err := c.readAll(ctx); err != nil {
-		return err
+	if c.b.w.ending { // not for a hand-over
+		if err := c.readAll(ctx); err != nil {
+			return err
+		}
 	}
 	return c.c.Close(ctx)
 }

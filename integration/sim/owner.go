@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
+	"github.com/penstock-mq/penstock/pkg/bookie"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/lease"
 	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/ownership"
 	"github.com/penstock-mq/penstock/pkg/sched"
@@ -303,28 +303,26 @@ func (w *world) checkOwner(tp *topic) bool {
 	return true
 }
 
-// register keeps the bookie registered.
-func (b *bookieProcess) register() {
-	ctx, sc := context.Background(), b.sched
-	session, err := lease.NewSessionOver(ctx, b.etcd, sc, registration, nil)
+// register keeps the bookie registered, as the product's does it.
+func (b *bookieProcess) register(store *ledgerstore.Store) {
+	ctx := context.Background()
+	session, err := lease.NewSessionOver(ctx, b.etcd, b.sched, registration, nil)
 	if err != nil {
 		panic(err)
 	}
-	var over clientv3.LeaseID
-	for {
-		grant, err := session.Wait(ctx)
-		if err != nil {
-			panic(err)
-		}
-		err = b.meta.RegisterBookie(ctx, meta.BookieInfo{ID: b.id, UUID: b.uuid, Host: b.name, Data: b.name, Zone: b.zone, FreeBytes: 1 << 30, TotalBytes: 1 << 30}, grant.ID, over)
-		var taken *meta.BookieRegisteredError
-		switch {
-		case err == nil:
-			_, _ = sc.Wait(ctx, sched.Channels{grant.Lost()})
-		case errors.As(err, &taken):
-			over = taken.Lease
-		default:
-			_ = sched.Sleep(ctx, sc, 100*time.Millisecond)
-		}
+	r := &bookie.Registrar{
+		Meta: b.meta, Session: session, Store: store, Interval: 2 * time.Second, Sched: b.sched, Log: quiet,
+		Base: meta.BookieInfo{ID: b.id, UUID: b.uuid, Host: b.name, Data: b.name, Zone: b.zone, Started: b.sched.Now()},
+		Holder: func(_ context.Context, addr string) bookie.Presence {
+			if addr != b.name {
+				panic("sim: a bookie moves")
+			}
+			return bookie.PresenceGone // the port is this process's now
+		},
 	}
+	reg, err := r.Register(ctx)
+	if err == nil {
+		err = r.Run(ctx, reg)
+	}
+	b.w.fail("I16", subject{}, "%s gives up: %v", b.name, err)
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/ops"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
@@ -148,8 +149,8 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 	}
 	b.server = NewServer(cfg.Server, b.me, b.store, env.Meta, b.log, env.Registerer)
 	b.collector = NewCollector(cfg.GC, b.me, b.store, env.Meta, env.FS, path.Join(cfg.DataDir, revisionName), b.log, env.Registerer)
-	r := &registrar{meta: env.Meta, cluster: b.me.Cluster, session: b.session, store: b.store, base: b.registration(), interval: cfg.RegistrationInterval, log: b.log}
-	reg, err := r.register(ctx)
+	r := b.registrar()
+	reg, err := r.Register(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -242,15 +243,23 @@ func (b *Bookie) settleLoss(ctx context.Context) error {
 	return b.store.EndLoss(ctx)
 }
 
+func (b *Bookie) registrar() *Registrar {
+	base := b.registration()
+	return &Registrar{
+		Meta: b.env.Meta, Session: b.session, Store: b.store, Base: base, Interval: b.cfg.RegistrationInterval, Sched: sched.Real, Log: b.log,
+		Holder: func(ctx context.Context, addr string) Presence { return presence(ctx, b.me, base.Data, addr) },
+	}
+}
+
 // serve starts everything that runs until Shutdown.
-func (b *Bookie) serve(ctx context.Context, r *registrar, reg registration) {
+func (b *Bookie) serve(ctx context.Context, r *Registrar, reg Registration) {
 	b.wg.Go(func() {
 		if err := b.server.Serve(b.data); err != nil {
 			b.fail(err)
 		}
 	})
 	b.wg.Go(func() {
-		if err := r.run(ctx, reg); err != nil {
+		if err := r.Run(ctx, reg); err != nil {
 			b.fail(err)
 		}
 	})

@@ -184,10 +184,10 @@ func TestRegistrarEndsWithNews(t *testing.T) {
 	b := w.start(w.config("data"), vfs.NewMem())
 	grant, err := b.session.Wait(t.Context())
 	w.check(err)
-	r := &registrar{meta: w.meta, cluster: b.me.Cluster, session: b.session, store: b.store, base: b.registration(), interval: time.Hour, log: quiet()}
+	r := b.registrar()
 	news := r.info()
 	news.State = meta.BookieFull
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	w.check(r.run(ctx, registration{grant: grant, info: news}))
+	w.check(r.Run(ctx, Registration{grant: grant, info: news}))
 }

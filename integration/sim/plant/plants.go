@@ -182,4 +182,48 @@ var plants = []plant{
 		"a state record that may be stored is told not to be", "pkg/statelog",
 		"	var orphans []*batch\n	if l.err != nil && l.lostFired {\n", "	var orphans []*batch\n	if err != nil {\n		err = notWritten(err)\n	}\n	if l.err != nil && l.lostFired {\n",
 	},
+	{
+		"a takeover does not compare the epoch", "pkg/meta",
+		"		t.compareEpoch(s, b, cur.epoch)\n", "",
+	},
+	{
+		"a bundle is kept without comparing its epoch", "pkg/meta",
+		"		t.compareEpoch(s, b, epoch)\n", "",
+	},
+	{
+		"a lease that is gone is renewed for ever", "pkg/lease",
+		"		case err == nil, errors.Is(err, rpctypes.ErrLeaseNotFound):\n			return\n", "",
+	},
+	{
+		"a lease's deadline counts from the answer", "pkg/lease",
+		"			g.extend(sent.Add(s.ttl))", "			_ = sent\n			g.extend(s.sched.Now().Add(s.ttl))",
+	},
+	{
+		"a broker is not registered again under its next lease", "pkg/ownership",
+		"		r.step(LeaseLost{})\n", "		r.step(LeaseLost{})\n		return\n",
+	},
+	{
+		"what is being handed over is taken again", "pkg/ownership",
+		"	case !c.leased, c.draining:\n", "	case !c.leased:\n",
+	},
+	{
+		"a cache that reads everything again keeps what was deleted", "pkg/meta",
+		"	next := newCacheState()\n", "	next := c.state\n",
+	},
+	{
+		"a watch that goes on misses a revision", "pkg/meta",
+		"c.Revision()+1, c.follow)", "c.Revision()+2, c.follow)",
+	},
+	{
+		"a suspicion without an end", "pkg/ownership",
+		"	p.suspect, p.met, p.heardAt = false, true, now\n", "	p.met, p.heardAt = true, now\n",
+	},
+	{
+		"etcd's going back is not noticed", "pkg/bookie",
+		"	if rev < r.seen.highest && r.seen.back == 0 {", "	if false {",
+	},
+	{
+		"a placement does not compare what is retired", "pkg/meta",
+		"	t.named = append(t.named, u)\n	t.compareRev(s.retiredKey(u), 0)\n", "	t.named = append(t.named, u)\n",
+	},
 }
