@@ -165,14 +165,14 @@ func (r *Registrar) Run(ctx context.Context, reg Registration) error {
 		there := true // as far as is known
 		if stateOf(r.Store.State()) == reg.info.State {
 			tick, stop := sched.After(r.Sched, r.Interval)
-			i, err := r.Sched.Wait(ctx, sched.Channels{changed, reg.grant.Lost(), tick})
+			i, _ := r.Sched.Wait(ctx, sched.Channels{changed, reg.grant.Lost(), tick})
 			stop()
-			switch {
-			case err != nil:
-				return nil //nolint:nilerr // the end
-			case i == 1:
+			switch i {
+			case -1:
+				return nil
+			case 1:
 				there = false
-			case i == 2:
+			case 2:
 				there = r.isThere(ctx, reg)
 				if there && !notable(reg.info.FreeBytes, r.Store.Usage().Free, reg.info.TotalBytes) {
 					continue
@@ -206,7 +206,7 @@ func (r *Registrar) Run(ctx context.Context, reg Registration) error {
 			return err
 		}
 	}
-	return nil
+	return nil //nolint:nilerr // ctx has ended
 }
 
 // isThere looks whether the registration is there, under the lease it was made with. In doubt it is.
