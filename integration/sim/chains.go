@@ -95,16 +95,38 @@ func (k *chains) open(ctx context.Context, b *broker, tp *topic, guard meta.Guar
 func (c *chainRun) lost() <-chan struct{} { return c.c.Lost() }
 
 func (c *chainRun) close(ctx context.Context) error {
-	if c.b.w.ending { // not for a hand-over
-		if err := c.readAll(ctx); err != nil {
-			return err
+	w := c.b.w
+	if !w.ending {
+		return c.c.Close(ctx)
+	}
+	var acked []*producerAppend // before it is read
+	for _, a := range w.ghost.order {
+		if a.topic == c.topic && a.durable() {
+			acked = append(acked, a)
 		}
 	}
-	return c.c.Close(ctx)
+	got, err := c.readAll(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.c.Close(ctx); err != nil {
+		return err
+	}
+	if owner, err := w.checker.GetOwner(ctx, c.topic.bundle); err != nil || owner.Epoch != c.guard.Epoch {
+		return nil // it was another's, which this one did not know
+	}
+	for _, a := range acked {
+		k := entryKey{a.position.Ledger, a.position.Entry}
+		if !got[k] && w.ghost.ledger(k.ledger).record.State != meta.LedgerDeleting {
+			w.fail("I1", entrySubject(k.ledger, k.entry), "append %d was acknowledged at %d:%d, and the chain is read without it", a.number, k.ledger, k.entry)
+			return nil
+		}
+	}
+	return nil
 }
 
-// readAll reads the chain from end to end, by way of its bookies, when all is healed: what was acknowledged is there.
-func (c *chainRun) readAll(ctx context.Context) error {
+// readAll reads the chain from end to end, by way of its bookies, when all is healed.
+func (c *chainRun) readAll(ctx context.Context) (map[entryKey]bool, error) {
 	w := c.b.w
 	got := map[entryKey]bool{}
 	var at entry.Position
@@ -112,13 +134,13 @@ func (c *chainRun) readAll(ctx context.Context) error {
 		entries, next, err := c.c.Read(ctx, at, 64<<10)
 		if err != nil {
 			if failed++; failed == 8 {
-				return fmt.Errorf("read at %v: %w", at, err)
+				return nil, fmt.Errorf("read at %v: %w", at, err)
 			}
 			_ = sched.Sleep(ctx, c.b.sched, time.Second)
 			continue
 		}
 		if len(entries) == 0 {
-			break
+			return got, nil
 		}
 		for _, e := range entries {
 			k := entryKey{e.Position.Ledger, e.Position.Entry}
@@ -129,14 +151,6 @@ func (c *chainRun) readAll(ctx context.Context) error {
 		}
 		at = next
 	}
-	for _, a := range w.ghost.order {
-		k := entryKey{a.position.Ledger, a.position.Entry}
-		if a.topic == c.topic && a.durable() && !got[k] && w.ghost.ledger(k.ledger).record.State != meta.LedgerDeleting {
-			w.fail("I1", entrySubject(k.ledger, k.entry), "append %d was acknowledged at %d:%d, and the chain is read without it", a.number, k.ledger, k.entry)
-			return nil
-		}
-	}
-	return nil
 }
 
 func (c *chainRun) shutdown() { c.c.Shutdown() }
