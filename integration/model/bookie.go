@@ -39,6 +39,9 @@ const (
 	admitsOther
 	staleWriter
 	staleOther
+	// marked: a pass of garbage collection has read the ledger's mark. Touched: it has moved since.
+	marked
+	touched
 )
 
 func (b *disk) is(f flags) bool { return b.flags&f != 0 }
@@ -53,6 +56,21 @@ func (b *disk) moved() {
 	}
 }
 
+// touch moves the ledger's mark.
+func (b *disk) touch() {
+	if b.is(marked) {
+		b.flags |= touched
+	}
+}
+
+// appear makes the ledger known.
+func (b *disk) appear() {
+	if !b.is(known) {
+		b.touch()
+	}
+	b.flags |= known
+}
+
 func (b *disk) entries() uint8 { return uint8(bits.OnesCount8(b.has)) }
 
 // add is a writer's, to a ledger that is known, or which it was admitted to.
@@ -63,7 +81,7 @@ func (b *disk) add(c *Config, e int) bookiewire.Code {
 	case b.term > 0 && !c.lacks("a fence refuses writers"), b.is(limbo) && !c.lacks("limbo refuses writers"):
 		return bookiewire.Fenced
 	}
-	b.flags |= known
+	b.appear()
 	b.has |= 1 << e
 	return bookiewire.OK
 }
@@ -73,6 +91,7 @@ func (b *disk) addAgain(c *Config, e int, term uint8) bookiewire.Code {
 	if term < b.term && !c.lacks("a bookie compares terms") {
 		return bookiewire.Fenced
 	}
+	b.touch()
 	b.flags |= known
 	if term > b.term && !c.lacks("a recovery's add raises the term") {
 		b.moved()
@@ -92,7 +111,7 @@ func (b *disk) fence(c *Config, term uint8) bookiewire.Code {
 	if !b.is(known) || term > b.term {
 		b.moved()
 	}
-	b.flags |= known
+	b.appear()
 	b.term = max(b.term, term)
 	return bookiewire.OK
 }
@@ -115,10 +134,19 @@ func (b *disk) read(c *Config, e int, term uint8) bookiewire.Code {
 	return bookiewire.NoEntry
 }
 
+// buryMarked deletes the ledger by a mark, and reports whether it did.
+func (b *disk) buryMarked(c *Config) bool {
+	if b.is(known) && b.is(touched) && !c.lacks("what was added since the record was read is not deleted") {
+		return false
+	}
+	b.bury()
+	return true
+}
+
 // bury deletes the ledger.
 func (b *disk) bury() {
 	b.moved()
-	b.flags = b.flags&^(known|limbo) | buried
+	b.flags = b.flags&^(known|limbo|touched) | buried
 	b.has, b.term, b.sighted = 0, 0, 0
 }
 

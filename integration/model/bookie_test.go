@@ -20,6 +20,7 @@ type shelf struct {
 	store      *ledgerstore.ByHand
 	disk       disk
 	generation uint64 // as it was at the last look
+	mark       uint64 // likewise
 }
 
 // deed is one thing that happens to a bookie, in the store and in the model; either says how it was answered.
@@ -28,6 +29,9 @@ type deed struct {
 	store func(s *shelf) bookiewire.Code
 	model func(k *disk) bookiewire.Code
 }
+
+// refusedByMark stands for what no bookie answers: the store refuses its own garbage collection.
+const refusedByMark = bookiewire.Overloaded
 
 func codeOf(err error) bookiewire.Code {
 	var e *bookiewire.Error
@@ -139,13 +143,48 @@ func deeds() []deed {
 	}, deed{
 		"delete",
 		func(s *shelf) (code bookiewire.Code) {
-			s.store.AtOnce(func() { code = codeOf(s.store.DeleteLedger(context.Background(), theLedger)) })
+			s.store.AtOnce(func() { code = codeOf(s.store.DeleteLedger(context.Background(), theLedger, s.store.Mark(theLedger))) })
 			return code
 		},
 		func(k *disk) bookiewire.Code {
 			was := k.is(known) || k.is(buried)
 			k.bury()
 			if !was { // there was nothing to remember
+				k.flags &^= buried
+			}
+			return bookiewire.OK
+		},
+	}, deed{
+		"look for deletion",
+		func(s *shelf) bookiewire.Code {
+			s.mark = s.store.Mark(theLedger)
+			return bookiewire.OK
+		},
+		func(k *disk) bookiewire.Code {
+			k.flags = k.flags&^touched | marked
+			return bookiewire.OK
+		},
+	}, deed{
+		"delete by an old look",
+		func(s *shelf) (code bookiewire.Code) {
+			if s.disk.is(marked) {
+				s.store.AtOnce(func() {
+					if err := s.store.DeleteLedger(context.Background(), theLedger, s.mark); errors.Is(err, ledgerstore.ErrMarked) {
+						code = refusedByMark
+					} else {
+						code = codeOf(err)
+					}
+				})
+			}
+			return code
+		},
+		func(k *disk) bookiewire.Code {
+			was := k.is(known) || k.is(buried)
+			switch {
+			case !k.is(marked):
+			case !k.buryMarked(c):
+				return refusedByMark
+			case !was:
 				k.flags &^= buried
 			}
 			return bookiewire.OK
@@ -160,7 +199,8 @@ func deeds() []deed {
 			if !k.is(limbo) {
 				k.moved()
 			}
-			k.flags |= known | limbo
+			k.appear()
+			k.flags |= limbo
 			k.term = max(k.term, 1)
 			return bookiewire.OK
 		},

@@ -14,7 +14,7 @@
 //	admission     bookie.Admit
 //	collection    bookie.Judge
 //	arithmetic    quorum.Quorum, in those and in the checks
-//	bookie        restated, in bookie.go: what is durable, terms, limbo, tombstones; a test compares it with ledgerstore
+//	bookie        restated, in bookie.go: what is durable, terms, limbo, tombstones, marks; a test compares it with ledgerstore
 //	repair        restated, in moves.go: the product has its transactions and its admission, and no repair yet
 //
 // A state of the product's machines cannot be copied, nor is it comparable. So a machine is known by the shortest

@@ -277,7 +277,6 @@ func (x *expander) moveAddAgain(s *state, b, e, r int) {
 	code := k.addAgain(x.cfg, e, s.term[r])
 	if code == bookiewire.OK {
 		k.flags &^= admitsOther | staleOther
-		x.disturb(&n, b)
 	}
 	answer(&n, code)
 }

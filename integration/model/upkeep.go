@@ -13,8 +13,9 @@ import (
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
 
-// moveCollection is garbage collection, on one bookie at a time. It reads the record, then what is here of the ledger, and
-// judges; and then it deletes.
+// moveCollection is garbage collection, on one bookie at a time. It reads the ledger's mark and the record, then what is here of
+// the ledger, and judges; and then it deletes, by the mark. Between mark and record nothing happens: it could only make the
+// deletion fail.
 func (x *expander) moveCollection(s *state) {
 	if s.looked == 0 {
 		for b := range x.cfg.Bookies {
@@ -27,6 +28,7 @@ func (x *expander) moveCollection(s *state) {
 			if v := x.judge(&n, b); v == bookie.Keep || v == bookie.Watch && k.sighted == 1+k.entries() {
 				continue // nothing comes of it
 			}
+			n.bookies[b].flags = k.flags&^touched | marked
 			x.emit(&n, "", "b%d: garbage collection reads the record: %s", b, x.record[s.record].l.State)
 		}
 		return
@@ -36,11 +38,21 @@ func (x *expander) moveCollection(s *state) {
 	k := &n.bookies[b]
 	if s.dooms != 0 {
 		n.looked, n.dooms, n.collects = 0, 0, 0
+		if !k.is(marked) {
+			x.emit(&n, "", "b%d: deletes nothing, its disk is lost", b)
+			return
+		}
+		deleted := k.buryMarked(x.cfg)
+		k.flags &^= marked | touched
+		if !deleted {
+			k.sighted = 0
+			x.emit(&n, "", "b%d: does not delete the ledger, which was added to meanwhile", b)
+			return
+		}
 		broken := ""
 		if r := &x.record[s.record]; r.l.State != meta.LedgerDeleting && r.member[b] {
 			broken = fmt.Sprintf("16: b%d deletes a ledger that is its own", b)
 		}
-		k.bury()
 		x.emit(&n, broken, "b%d: deletes the ledger", b)
 		return
 	}
@@ -49,8 +61,10 @@ func (x *expander) moveCollection(s *state) {
 		x.emit(&n, "", "b%d: is gone", b)
 		return
 	}
+	k.flags &^= marked | touched
 	switch x.judge(s, b) {
 	case bookie.Delete:
+		k.flags |= s.bookies[b].flags & (marked | touched)
 		n.looked, n.collects, n.dooms = s.looked, s.collects, 1
 		x.emit(&n, "", "b%d: decides to delete the ledger, of which it has %d entries", b, k.entries())
 	case bookie.Watch:
@@ -207,17 +221,8 @@ func (x *expander) moveCopy(s *state, b, e, i int) {
 	code := k.addAgain(x.cfg, e, term)
 	if code == bookiewire.OK {
 		k.flags &^= admitsOther | staleOther
-		x.disturb(&n, b)
 	}
 	answer(&n, code)
-}
-
-// disturb ends a pass of garbage collection on b that has read the record and not deleted yet: what it has of the ledger may be
-// counted on by now.
-func (x *expander) disturb(n *state, b int) {
-	if n.looked != 0 && int(n.collects) == b && !x.cfg.lacks("what was added since the record was read is not deleted") {
-		n.looked, n.dooms, n.collects = 0, 0, 0
-	}
 }
 
 // What a story is told with.

@@ -251,7 +251,7 @@ func (w *worker) remove(l entry.LedgerID, p *page) {
 	p.gone = true
 	delete(w.ledgers, l)
 	w.tell(askDelete, l, 0, 0)
-	w.told(deleteDone, l, 0, 0)(stoppedIs(w.store.DeleteLedger(w.ctx, l)))
+	w.told(deleteDone, l, 0, 0)(stoppedIs(w.store.DeleteLedger(w.ctx, l, w.store.Mark(l))))
 }
 
 // stoppedIs unwraps what the waiting calls return.

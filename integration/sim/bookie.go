@@ -144,11 +144,15 @@ func (c collection) Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool) {
 	return c.b.store.Ledger(id)
 }
 
-func (c collection) DeleteLedger(ctx context.Context, id entry.LedgerID) (err error) {
+func (c collection) Mark(id entry.LedgerID) uint64 { return c.b.store.Mark(id) }
+
+func (c collection) DeleteLedger(ctx context.Context, id entry.LedgerID, mark uint64) (err error) {
 	b := c.b
-	b.w.ghost.deleted(b, id)
-	b.w.deleted++
-	b.store.AtOnce(func() { err = b.store.DeleteLedger(ctx, id) })
+	b.store.AtOnce(func() { err = b.store.DeleteLedger(ctx, id, mark) })
+	if !errors.Is(err, ledgerstore.ErrMarked) {
+		b.w.ghost.deleted(b, id)
+		b.w.deleted++
+	}
 	b.w.trace(b.name, ledgerSubject(id), "deletes %d: %v", id, err != nil)
 	b.work()
 	return err

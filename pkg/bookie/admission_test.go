@@ -115,7 +115,7 @@ func TestB32DeletedLedgerIsNotRecreated(t *testing.T) {
 	r.client.Add(me.Storage, makeAdd(1, 0, "x"), func(err error) { zombie <- err })
 	<-entered
 	r.want("fence", r.fence(1, 1), bookiewire.OK)
-	if err := r.store.DeleteLedger(t.Context(), 1); err != nil {
+	if err := r.store.DeleteLedger(t.Context(), 1, r.store.Mark(1)); err != nil {
 		t.Fatal(err)
 	}
 	// The read that is under way answers what was true when it began, later ones what is true now.

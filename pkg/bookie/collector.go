@@ -22,7 +22,8 @@ import (
 type Collection interface {
 	Ledgers(yield func(ledgerstore.LedgerInfo) bool)
 	Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool)
-	DeleteLedger(ctx context.Context, id entry.LedgerID) error
+	Mark(id entry.LedgerID) uint64
+	DeleteLedger(ctx context.Context, id entry.LedgerID, mark uint64) error
 }
 
 // Records is what garbage collection asks of the metadata; [*meta.Store] is one. All reads are linearizable.
@@ -61,7 +62,7 @@ func (c GCConfig) WithDefaults() GCConfig {
 // Pass is the outcome of one pass.
 type Pass struct {
 	// Deleted ledgers are buried here; Quarantined ones have no record; Skipped ones could not be decided;
-	// Postponed ones may go and exceed the cap.
+	// Postponed ones may go and exceed the cap, or a repair added to them meanwhile.
 	Deleted, Quarantined, Skipped, Postponed int
 }
 
@@ -232,8 +233,11 @@ func (c *Collector) due(placed meta.Holdings) (ids []entry.LedgerID, stored int)
 	return slices.Compact(ids), stored
 }
 
-// one judges a ledger and acts.
+// one judges a ledger and acts. The mark is read before the record: a copy that counts by a later record has moved it by
+// the time of the deletion, or comes behind the deletion and is refused. To count the entries instead is not enough: a repair
+// may send what is here already, and may do so after the count.
 func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit int, seen map[entry.LedgerID]Sighting) error {
+	mark := c.store.Mark(id)
 	l, err := c.records.GetLedger(ctx, id)
 	info, stored := c.store.Ledger(id)
 	here := Local{Stored: stored, Entries: info.Entries}
@@ -272,7 +276,11 @@ func (c *Collector) one(ctx context.Context, id entry.LedgerID, p *Pass, limit i
 			}
 			return nil
 		}
-		if err := c.store.DeleteLedger(ctx, id); err != nil {
+		switch err := c.store.DeleteLedger(ctx, id, mark); {
+		case errors.Is(err, ledgerstore.ErrMarked): // the grace time begins anew
+			p.Postponed++
+			return nil
+		case err != nil:
 			return err
 		}
 		p.Deleted++

@@ -109,7 +109,7 @@ func happen(t *testing.T, r *rig, fake *bookieclient.Fake, rng *rand.Rand) (what
 	default:
 		what = fmt.Sprintf("deletion of %d", l)
 		r.records.set(meta.Ledger{ID: l, State: meta.LedgerDeleting})
-		err = r.store.DeleteLedger(t.Context(), l)
+		err = r.store.DeleteLedger(t.Context(), l, r.store.Mark(l))
 		fake.Delete(me.Storage, l)
 	}
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -132,7 +133,9 @@ func (s *shelf) Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool) {
 	return ledgerstore.LedgerInfo{Ledger: id, Entries: n}, ok
 }
 
-func (s *shelf) DeleteLedger(_ context.Context, id entry.LedgerID) error {
+func (s *shelf) Mark(entry.LedgerID) uint64 { return 0 }
+
+func (s *shelf) DeleteLedger(_ context.Context, id entry.LedgerID, _ uint64) error {
 	if s.deleteErr == nil {
 		delete(s.stored, id)
 	}
@@ -227,6 +230,77 @@ func TestCollectorForgetsASightingThatWasContradicted(t *testing.T) {
 	pass()
 	if len(s.left()) != 0 {
 		t.Fatal("not deleted at the second")
+	}
+}
+
+// overtaken is a store and its metadata, in which something happens as soon as a pass has read what is here, or the
+// record, of a ledger: before it can act on that.
+type overtaken struct {
+	Collection
+	Records
+	counted, read func()
+}
+
+func (o *overtaken) Ledger(id entry.LedgerID) (ledgerstore.LedgerInfo, bool) {
+	defer o.counted()
+	return o.Collection.Ledger(id)
+}
+
+func (o *overtaken) GetLedger(ctx context.Context, id entry.LedgerID) (meta.Ledger, error) {
+	defer o.read()
+	return o.Records.GetLedger(ctx, id)
+}
+
+// A repair begins after a pass has read that the ledger is not this bookie's, and copies to here what is here already:
+// what was acknowledged to it is counted on from then on, and stays.
+func TestCollectorKeepsWhatARepairCountsOn(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"as the record is read", "after the entries are counted"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, ServerConfig{})
+			repair := func() bookiewire.Code {
+				a := makeAdd(1, 0, "x")
+				a.Recovery = true
+				return r.add(a)
+			}
+			s := newShelf()
+			o := &overtaken{Collection: r.store, Records: s, counted: func() {}, read: func() {}}
+			c := NewCollector(GCConfig{ReadsPerSecond: 1e9}, me, o, o, vfs.NewMem(), revisionName, quiet(), nil)
+			clock := &standing{Scheduler: sched.Real, at: time.Unix(0, 0)}
+			c.sched = clock
+			pass := func(want Pass) {
+				t.Helper()
+				if p, err := c.Pass(t.Context()); err != nil || p != want {
+					t.Fatalf("%+v %v, want %+v", p, err, want)
+				}
+				clock.at = clock.at.Add(c.cfg.Grace)
+			}
+			r.want("add", r.add(makeAdd(1, 0, "x")), bookiewire.OK)
+			s.set(closedElsewhere(1))
+			pass(Pass{})
+			copied := func() {
+				intent := closedElsewhere(1)
+				intent.Pending = []meta.ReplicaIntent{{Target: me.Storage}}
+				s.set(intent)
+				r.want("repair's add", repair(), bookiewire.OK)
+			}
+			if when == "as the record is read" {
+				o.read = copied
+			} else {
+				o.counted = copied
+			}
+			pass(Pass{Postponed: 1})
+			o.counted, o.read = func() {}, func() {}
+			if _, code := r.read(bookiewire.Read{Ledger: 1, Stride: 1, MaxEntries: 1, MaxBytes: 1}); code != bookiewire.OK {
+				t.Fatalf("what the repair was acknowledged is read: %s", code)
+			}
+			// The repair comes to nothing: the ledger goes, after another grace time.
+			pass(Pass{})
+			s.set(closedElsewhere(1))
+			pass(Pass{})
+			pass(Pass{Deleted: 1})
+		})
 	}
 }
 

@@ -58,7 +58,7 @@ func TestByHand(t *testing.T) {
 	if in, ok := h.Ledger(1); !ok || in.Entries != 1 {
 		t.Fatalf("after the power cut: %+v", in)
 	}
-	h.AtOnce(func() { must(t, h.DeleteLedger(t.Context(), 1)) })
+	h.AtOnce(func() { must(t, h.DeleteLedger(t.Context(), 1, h.Mark(1))) })
 	if !h.Tombstoned(1) || h.Failed() != nil {
 		t.Fatal("a deletion that was waited for is not done")
 	}

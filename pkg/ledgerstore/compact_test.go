@@ -49,7 +49,7 @@ func TestDeadSegmentsAreUnlinked(t *testing.T) {
 	fill(t, s, 1, 0, 1500, 100)
 	waitSealed(s)
 	before, _ := segmentFiles(t, fs, "/data")
-	must(t, s.DeleteLedger(ctx, 1))
+	must(t, s.DeleteLedger(ctx, 1, s.Mark(1)))
 	_, err := readOne(s, 1, 0)
 	wantCode(t, err, bookiewire.NoLedger)
 	fill(t, s, 2, 0, 500, 100) // so that the segment with the last of ledger 1 is sealed
@@ -102,7 +102,7 @@ func TestHalfDeadSegmentsAreRewritten(t *testing.T) {
 		}
 	}
 	before, _ := segmentFiles(t, fs, "/data")
-	must(t, s.DeleteLedger(t.Context(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
 	if compactAll(t, s) <= 0 {
 		t.Fatal("nothing freed")
 	}
@@ -156,12 +156,12 @@ func TestB20FenceSurvives(t *testing.T) {
 	check()
 	s = reopen(t, s)
 	check()
-	must(t, s.DeleteLedger(ctx, 99))
+	must(t, s.DeleteLedger(ctx, 99, s.Mark(99)))
 	for round := range 3 {
 		victim := entry.LedgerID(100 + round)
 		fill(t, s, victim, 0, 600, 100)
 		waitSealed(s)
-		must(t, s.DeleteLedger(ctx, victim))
+		must(t, s.DeleteLedger(ctx, victim, s.Mark(victim)))
 		compactAll(t, s)
 		check()
 		s = reopen(t, s)
@@ -190,7 +190,7 @@ func TestB28OldSegmentsGoLast(t *testing.T) {
 			fs := vfs.NewFaulty(mem)
 			s := openStore(t, small(), fs)
 			interleave(t, s, 1, 2, 1000)
-			must(t, s.DeleteLedger(t.Context(), 2))
+			must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
 			removed := fs.Calls(vfs.OpRemove)
 			rule.Err = errDisk
 			fs.Add(rule)
@@ -221,7 +221,7 @@ func TestReplacedSegmentsThatCannotGoAreNotReplacedAgain(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
 	s := openStore(t, small(), fs)
 	interleave(t, s, 1, 2, 1000)
-	must(t, s.DeleteLedger(t.Context(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
 	victims, dead := s.chooseVictims()
 	if dead || len(victims) < 2 {
 		t.Fatalf("%d victims, dead %v: the test proves nothing", len(victims), dead)
@@ -263,7 +263,7 @@ func TestCompactionKeepsWhatItCannotRead(t *testing.T) {
 	cfg.CacheBytes = 1
 	s := openStore(t, cfg, fs)
 	interleave(t, s, 1, 2, 300)
-	must(t, s.DeleteLedger(t.Context(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
 	victims, _ := s.chooseVictims()
 	rule := fs.Add(vfs.Rule{Op: vfs.OpRead, Path: segmentName(victims[0].seq, 0), Flips: []vfs.Flip{{Offset: 4096 + 48 + 56 + 3, Mask: 4}}})
 	if _, err := s.CompactOnce(t.Context()); err == nil {
@@ -289,8 +289,8 @@ func TestB32ZombieAfterDelete(t *testing.T) {
 	must(t, err)
 	_, admitted := s.Admission(1)
 	_, unknownAdmitted := s.Admission(2)
-	must(t, s.DeleteLedger(ctx, 1))
-	must(t, s.DeleteLedger(ctx, 2)) // never seen here
+	must(t, s.DeleteLedger(ctx, 1, s.Mark(1)))
+	must(t, s.DeleteLedger(ctx, 2, s.Mark(2))) // never seen here
 	wantCode(t, add(s, 1, 1, withGeneration(admitted)), bookiewire.NotAdmitted)
 	wantCode(t, add(s, 2, 0, withGeneration(unknownAdmitted)), bookiewire.NotAdmitted)
 	if known, now := s.Admission(1); known || now == admitted {
@@ -306,7 +306,7 @@ func TestB32ZombieAfterDelete(t *testing.T) {
 	// Once no record of it is left, it is unknown; an outdated admission is still refused.
 	fill(t, s, 3, 0, 600, 100)
 	waitSealed(s)
-	must(t, s.DeleteLedger(ctx, 3))
+	must(t, s.DeleteLedger(ctx, 3, s.Mark(3)))
 	fill(t, s, 4, 0, 300, 100)
 	waitSealed(s)
 	compactAll(t, s)
@@ -337,7 +337,7 @@ func TestRepairAfterDelete(t *testing.T) {
 	ctx := t.Context()
 	s := openStore(t, small(), vfs.NewMem())
 	fill(t, s, 1, 0, 400, 100)
-	must(t, s.DeleteLedger(ctx, 1))
+	must(t, s.DeleteLedger(ctx, 1, s.Mark(1)))
 	must(t, add(s, 1, 500, recoveryAdd(0)))
 	must(t, add(s, 1, 501, recoveryAdd(0)))
 	check := func() {
@@ -356,13 +356,13 @@ func TestRepairAfterDelete(t *testing.T) {
 	for round := range entry.LedgerID(3) {
 		fill(t, s, 10+round, 0, 400, 100)
 		waitSealed(s)
-		must(t, s.DeleteLedger(ctx, 10+round))
+		must(t, s.DeleteLedger(ctx, 10+round, s.Mark(10+round)))
 		compactAll(t, s)
 		check()
 		s = reopen(t, s)
 		check()
 	}
-	must(t, s.DeleteLedger(ctx, 1))
+	must(t, s.DeleteLedger(ctx, 1, s.Mark(1)))
 	s = reopen(t, s)
 	_, err := readOne(s, 1, 500)
 	wantCode(t, err, bookiewire.NoLedger)
@@ -375,7 +375,7 @@ func TestReadsDuringCompaction(t *testing.T) {
 	cfg.CacheBytes = 1
 	s := openStore(t, cfg, vfs.NewMem())
 	interleave(t, s, 1, 2, 1000)
-	must(t, s.DeleteLedger(t.Context(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
 	stop := make(chan struct{})
 	errs := make(chan error, 4)
 	for i := range 4 {

@@ -74,7 +74,7 @@ func randomWork(t *testing.T, s *Store, rng *rand.Rand) {
 		case 0:
 			_, _ = fence(s, l, 1)
 		case 1, 2:
-			must(t, s.DeleteLedger(t.Context(), l))
+			must(t, s.DeleteLedger(t.Context(), l, s.Mark(l)))
 		}
 	}
 	waitSealed(s)

@@ -243,6 +243,9 @@ func (c *Core) Admission(id entry.LedgerID) (known bool, generation uint64) {
 	return l != nil && !l.deleting, c.table.generation(id).Load()
 }
 
+// Mark is [Store.Mark].
+func (c *Core) Mark(id entry.LedgerID) uint64 { return c.table.mark(id) }
+
 // Holds reports whether an entry is durable in a segment that is not sealed yet, and, if it is in the range of
 // sealed ones, that their footers are to be asked.
 func (c *Core) Holds(id entry.LedgerID, e entry.EntryID) (unsealed, askFooters bool) {

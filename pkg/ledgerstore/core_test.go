@@ -64,6 +64,7 @@ type script struct {
 	groups   []*Batch
 	ends     map[*Batch]int64
 	checks   []*Check
+	marks    map[entry.LedgerID]uint64
 	out      strings.Builder
 }
 
@@ -75,7 +76,7 @@ type scriptRoom struct {
 func (r scriptRoom) Room(records int, _ int64) bool { return records <= r.d.room[r.seq] }
 
 func newScript() *script {
-	d := &script{room: map[uint64]int{}, ends: map[*Batch]int64{}}
+	d := &script{room: map[uint64]int{}, ends: map[*Batch]int64{}, marks: map[entry.LedgerID]uint64{}}
 	d.core = NewCore(d.newSegment(), 1000)
 	return d
 }
@@ -150,8 +151,15 @@ func (d *script) parse(t *testing.T, f []string) Event {
 		return &Limbo{Ledger: entry.LedgerID(num(1)), Done: say("limbo " + f[1])}
 	case "limbo-cleared":
 		return &Limbo{Ledger: entry.LedgerID(num(1)), Clear: true, Done: say("limbo-cleared " + f[1])}
-	case "delete":
-		return &Delete{Ledger: entry.LedgerID(num(1)), Done: say("delete " + f[1])}
+	case "mark": // mark LEDGER: of the deletions of the ledger from here on
+		d.marks[entry.LedgerID(num(1))] = d.core.Mark(entry.LedgerID(num(1)))
+	case "delete": // delete LEDGER
+		ev := &Delete{Ledger: entry.LedgerID(num(1)), Done: say("delete " + f[1])}
+		mark, marked := d.marks[ev.Ledger]
+		if ev.Mark = mark; !marked {
+			ev.Mark = d.core.Mark(ev.Ledger)
+		}
+		return ev
 	case "carry": // carry SEGMENT [LEDGER whose tombstone is obsolete]
 		ev := &Carry{Segments: []uint64{uint64(num(1))}, Done: say("carry " + f[1])}
 		if len(f) > 2 {

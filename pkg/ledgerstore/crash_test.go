@@ -76,7 +76,7 @@ func (p *promises) setLimbo(s *Store, l entry.LedgerID) {
 }
 
 func (p *promises) remove(s *Store, l entry.LedgerID) {
-	p.deleted[l] = s.DeleteLedger(context.Background(), l) == nil || p.deleted[l]
+	p.deleted[l] = s.DeleteLedger(context.Background(), l, s.Mark(l)) == nil || p.deleted[l]
 }
 
 // check compares a store that was opened after a crash.

@@ -43,9 +43,11 @@ type Limbo struct {
 	Done   func(error)
 }
 
-// Delete buries a ledger.
+// Delete buries a ledger, unless it has another mark by now.
 type Delete struct {
 	Ledger entry.LedgerID
+	// Mark is what [Store.Mark] said before it was decided that the ledger may go.
+	Mark uint64
 	// At is the time in Unix milliseconds, if its entries are to stay in the trash; otherwise 0.
 	At   int64
 	Done func(error)
@@ -62,7 +64,8 @@ type Carry struct {
 // Check is the question whether an entry is stored already, and is the same.
 type Check struct {
 	Add *Add
-	// places are where it may be.
+	// ledger is whose the places are, where it may be: not those of one that was deleted and came anew meanwhile.
+	ledger *ledger
 	places []candidate
 	upto   uint64
 }
@@ -204,6 +207,9 @@ func (c *Core) stepAdd(a *Add, upto uint64) {
 		c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
 		return
 	default:
+		if a.Recovery {
+			c.table.touch(l)
+		}
 		if c.duplicate(it, l, upto) {
 			return
 		}
@@ -278,7 +284,7 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 	}
 	if ask {
 		c.checking++
-		c.ready.Checks = append(c.ready.Checks, &Check{Add: it.add, places: append([]candidate(nil), c.found...), upto: newest})
+		c.ready.Checks = append(c.ready.Checks, &Check{Add: it.add, ledger: l, places: append([]candidate(nil), c.found...), upto: newest})
 	}
 	return ask
 }
@@ -295,7 +301,7 @@ func (c *Core) stepChecked(ev *Checked) {
 		// The answer stands on a durable copy, unless the ledger was fenced or deleted meanwhile.
 		it, l := a.asItem(), c.table.lookup(a.Ledger)
 		switch {
-		case l == nil || l.deleting:
+		case l != ev.Check.ledger || l.deleting:
 			c.reply(it, errDeleted)
 		case a.Recovery && a.Term < l.acceptedTerm, !a.Recovery && (l.acceptedTerm > 0 || l.acceptedLimbo):
 			c.refuse(it, fencedBy(l), l.acceptedTerm == l.term)
@@ -395,8 +401,12 @@ func (c *Core) stepLimbo(ev *Limbo) {
 
 func (c *Core) stepDelete(ev *Delete) {
 	it := &item{done: ev.Done}
-	c.table.generation(ev.Ledger).Add(1)
 	l := c.table.lookup(ev.Ledger)
+	if l != nil && !l.deleting && l.mark.Load() != ev.Mark {
+		c.reply(it, ErrMarked)
+		return
+	}
+	c.table.generation(ev.Ledger).Add(1)
 	switch {
 	case l == nil:
 		c.behind(it)

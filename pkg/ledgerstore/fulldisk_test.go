@@ -99,7 +99,7 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 			t.Fatalf("fence of ledger %d is lost: %+v", l, in)
 		}
 	}
-	must(t, s.DeleteLedger(t.Context(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 	if compactAll(t, s) <= 0 {
 		t.Error("compaction frees nothing on a full disk")
 	}
@@ -148,7 +148,7 @@ func TestUrgentAddsUseTheReserve(t *testing.T) {
 	}
 	_, err = fence(s, 4, 1)
 	must(t, err)
-	must(t, s.DeleteLedger(t.Context(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 	if compactAll(t, s) <= 0 {
 		t.Error("compaction frees nothing on a full disk")
 	}
@@ -188,7 +188,7 @@ func TestFailedCompactionGivesTheReserveBack(t *testing.T) {
 		}
 	}
 	waitSealed(s)
-	must(t, s.DeleteLedger(t.Context(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 	mem.SetCapacity(usedBytes(t, fs))
 	spares := s.spareCount()
 	rule := fs.Add(vfs.Rule{Op: vfs.OpWrite, Path: "*-0001.seg", Err: syscall.ENOSPC, After: 1, Times: 1}) // the header passes
@@ -221,7 +221,7 @@ func TestTombstoneOutlivesAFailedCompaction(t *testing.T) {
 	cfg.Spares = 0
 	s := openStore(t, cfg, fs)
 	fill(t, s, 1, 0, 600, 100)
-	must(t, s.DeleteLedger(t.Context(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 	fill(t, s, 2, 0, 600, 100)
 	waitSealed(s)
 	rule := fs.Add(vfs.Rule{Op: vfs.OpCreate, Path: manifestTemp, Err: syscall.ENOSPC})

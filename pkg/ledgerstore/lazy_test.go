@@ -164,7 +164,7 @@ func (r *lazyRun) step() {
 		}
 	case n == 18 && r.rng.IntN(4) == 0:
 		r.wg.Wait()
-		r.deleted[l] = r.DeleteLedger(r.ctx, l) == nil
+		r.deleted[l] = r.DeleteLedger(r.ctx, l, r.Mark(l)) == nil
 	default:
 		_, _ = r.CompactOnce(r.ctx)
 	}

@@ -370,7 +370,7 @@ func TestFailedDirectorySync(t *testing.T) {
 				}
 			}
 			for l := entry.LedgerID(1); l < 3 && rule.Hits() == 0; l++ {
-				_ = s.DeleteLedger(t.Context(), 1)
+				_ = s.DeleteLedger(t.Context(), 1, s.Mark(1))
 				_, _ = s.CompactOnce(t.Context())
 			}
 			if rule.Hits() == 0 {

@@ -168,7 +168,7 @@ func (m *model) limbo(t *rapid.T) {
 
 func (m *model) remove(*rapid.T) {
 	l := m.drawLedger()
-	m.want(m.s.DeleteLedger(context.Background(), l), bookiewire.OK)
+	m.want(m.s.DeleteLedger(context.Background(), l, m.s.Mark(l)), bookiewire.OK)
 	delete(m.ledgers, l)
 }
 
@@ -180,7 +180,7 @@ func (m *model) fill(*rapid.T) {
 			m.t.Fatal(err)
 		}
 	}
-	m.want(m.s.DeleteLedger(context.Background(), m.filler), bookiewire.OK)
+	m.want(m.s.DeleteLedger(context.Background(), m.filler, m.s.Mark(m.filler)), bookiewire.OK)
 }
 
 func (m *model) compact(*rapid.T) {

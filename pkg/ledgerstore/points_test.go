@@ -238,7 +238,7 @@ func (r *historyRun) round(n entry.EntryID) {
 		l := entry.LedgerID(20 + n - 1)
 		r.deleted[l] = false // asked
 		r.fs.burying = true
-		r.h.submit(&Delete{Ledger: l, At: r.h.deletionTime(), Done: func(err error) { r.deleted[l] = r.deleted[l] || err == nil }})
+		r.h.submit(&Delete{Ledger: l, Mark: r.h.Mark(l), At: r.h.deletionTime(), Done: func(err error) { r.deleted[l] = r.deleted[l] || err == nil }})
 		r.some(1 << 20)
 		r.fs.burying = false
 	}

@@ -70,7 +70,7 @@ func TestWatermarks(t *testing.T) {
 		wantCode(t, add(s, 1, 3, urgent), bookiewire.Fenced)
 		_, err := fence(s, 9, 1)
 		must(t, err)
-		must(t, s.DeleteLedger(t.Context(), 3))
+		must(t, s.DeleteLedger(t.Context(), 3, s.Mark(3)))
 		must(t, writeLAC(s, 1, 2))
 		wantEntry(t, s, 1, 0, body(1, 0, 100))
 
@@ -184,7 +184,7 @@ func TestB20FenceWorksOnAFullDisk(t *testing.T) {
 	fs.SetCapacity(usage()) // sealing has given some back
 	s = openStore(t, cfg, fs)
 	check()
-	must(t, s.DeleteLedger(t.Context(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 	if compactAll(t, s) <= 0 {
 		t.Error("compaction frees nothing on a full disk")
 	}

@@ -2,6 +2,7 @@ package ledgerstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -144,14 +145,28 @@ func (s *Store) WaitLAC(ctx context.Context, w bookiewire.WaitLAC) (bookiewire.W
 	}
 }
 
+// Mark changes with each add that has Recovery set and is accepted, one of an entry that is here already included, and before
+// it is answered. It is what DeleteLedger compares. No mark comes again while the store is open; 0 is that of a ledger that
+// is not here.
+func (s *Store) Mark(ledger entry.LedgerID) uint64 {
+	return s.table.mark(ledger)
+}
+
+// ErrMarked refuses a deletion: what is here of the ledger may be counted on by now.
+var ErrMarked = errors.New("ledger was added to since its mark was read")
+
 // DeleteLedger buries a ledger: durably when it returns nil. Its space comes back by compaction, after Config.Trash or when
-// the disk needs it. The caller has seen a positive statement in the metadata that the ledger may go from here. A ledger that is not here is fine.
-// If ctx ends first the outcome is open.
-func (s *Store) DeleteLedger(ctx context.Context, ledger entry.LedgerID) error {
+// the disk needs it. The caller has seen a positive statement in the metadata that the ledger may go from here, and mark is
+// what Mark returned before it looked; if that has changed, nothing is deleted, and the error is ErrMarked: an add since
+// may belong to a repair that the metadata named later. Adds behind the deletion are refused (NotAdmitted). A ledger that
+// is not here is fine. If ctx ends first the outcome is open.
+func (s *Store) DeleteLedger(ctx context.Context, ledger entry.LedgerID, mark uint64) error {
 	if badLedger(ledger) {
 		return errBad
 	}
-	err := s.wait(ctx, func(done func(error)) Event { return &Delete{Ledger: ledger, At: s.deletionTime(), Done: done} })
+	err := s.wait(ctx, func(done func(error)) Event {
+		return &Delete{Ledger: ledger, Mark: mark, At: s.deletionTime(), Done: done}
+	})
 	if err != nil {
 		return fmt.Errorf("delete ledger %d: %w", ledger, err)
 	}

@@ -328,7 +328,7 @@ func TestFailedSyncStopsTheStore(t *testing.T) {
 	wantCode(t, err, bookiewire.Unknown)
 	_, err = fence(s, 1, 1)
 	wantCode(t, err, bookiewire.Unknown)
-	wantCode(t, s.DeleteLedger(t.Context(), 1), bookiewire.Unknown)
+	wantCode(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)), bookiewire.Unknown)
 	s = reopen(t, s)
 	wantEntry(t, s, 1, 0, body(1, 0, 100))
 }

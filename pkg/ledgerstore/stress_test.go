@@ -50,7 +50,7 @@ func TestEverythingAtOnce(t *testing.T) {
 					t.Errorf("fence %d: %v", l, err)
 				}
 				if i%2 == 1 {
-					must(t, s.DeleteLedger(t.Context(), name(w, i-1)))
+					must(t, s.DeleteLedger(t.Context(), name(w, i-1), s.Mark(name(w, i-1))))
 				}
 			}
 		})

@@ -151,7 +151,7 @@ func readErrorAt(cfg Config, mem *vfs.Mem, p *promises, n int) (hit bool, err er
 				}
 			}
 		}
-		_ = s.DeleteLedger(ctx, 3)
+		_ = s.DeleteLedger(ctx, 3, s.Mark(3))
 		_, _ = s.CompactOnce(ctx)
 		_, _ = s.CompactOnce(ctx)
 		if err := s.Close(); err != nil {

@@ -31,6 +31,8 @@ type table struct {
 	generations [generationCount]atomic.Uint64
 	// lossAll mirrors everyLedger's limbo.
 	lossAll atomic.Bool
+	// marks is the newest mark that a ledger was given. The core's own.
+	marks uint64
 }
 
 type shard struct {
@@ -89,6 +91,10 @@ type ledger struct {
 	queued        int // items of the ledger that are not durable yet
 	deleting      bool
 	deferred      []Event // came while deleting; handled after it
+
+	// mark is another one after each add of a recovery or a repair, copies of what is here included, and before it is
+	// answered: somebody may count on what is here then. The core writes it, anybody reads.
+	mark atomic.Uint64
 }
 
 // run is what one segment holds of one ledger.
@@ -138,11 +144,28 @@ func (t *table) tomb(id entry.LedgerID) (tomb, bool) {
 
 func (t *table) create(id entry.LedgerID) *ledger {
 	l := &ledger{id: id, lac: entry.NoEntry}
+	t.touch(l)
 	s := t.shard(id)
 	s.mu.Lock()
 	s.ledgers[id] = l
 	s.mu.Unlock()
 	return l
+}
+
+// touch gives the ledger a mark that none has had.
+func (t *table) touch(l *ledger) {
+	t.marks++
+	l.mark.Store(t.marks)
+}
+
+func (t *table) mark(id entry.LedgerID) uint64 {
+	s := t.shard(id)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if l := s.ledgers[id]; l != nil {
+		return l.mark.Load()
+	}
+	return 0
 }
 
 // forget drops a ledger of which nothing became durable.

@@ -54,7 +54,7 @@ func TestDeletedStaysOnTheDiskForAWhile(t *testing.T) {
 			}
 		}
 		fill(t, s, 1, 400, 1000, 100) // with nothing else beside it, which a rewrite would keep it with
-		must(t, s.DeleteLedger(t.Context(), 1))
+		must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 		fill(t, s, 3, 0, 300, 100) // what has the tombstone is sealed too
 		waitSealed(s)
 		for range 3 {
@@ -75,7 +75,7 @@ func TestDeletedStaysOnTheDiskForAWhile(t *testing.T) {
 		// Deleted again, which it is as often as somebody fences it: what there was stays.
 		_, err := fence(s, 1, 2)
 		must(t, err)
-		must(t, s.DeleteLedger(t.Context(), 1))
+		must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 		fill(t, s, 3, 300, 600, 100)
 		waitSealed(s)
 		time.Sleep(59 * time.Minute)
@@ -95,7 +95,7 @@ func TestDeletedStaysOnTheDiskForAWhile(t *testing.T) {
 				t.Fatalf("segment %d has %d bytes of trash", g.seq, n)
 			}
 		}
-		must(t, s.DeleteLedger(t.Context(), 3))
+		must(t, s.DeleteLedger(t.Context(), 3, s.Mark(3)))
 		time.Sleep(2 * time.Hour)
 		s = reopen(t, s)
 		if compactAll(t, s) <= 0 || onDisk(t, s, 3) != 0 {
@@ -122,7 +122,7 @@ func TestTrashGoesWhenSpaceIsShort(t *testing.T) {
 		fill(t, s, 4, 0, 300, 100)
 		waitSealed(s)
 		for _, l := range []entry.LedgerID{2, 1, 3} {
-			must(t, s.DeleteLedger(t.Context(), l))
+			must(t, s.DeleteLedger(t.Context(), l, s.Mark(l)))
 			time.Sleep(time.Minute)
 		}
 		// Between two looks of the store's own, and with compaction held: each would look at another state of the disk.
@@ -172,7 +172,7 @@ func testDeletedDuringCompaction(t *testing.T, at vfs.Rule) {
 		}
 	}
 	waitSealed(s)
-	must(t, s.DeleteLedger(t.Context(), 1))
+	must(t, s.DeleteLedger(t.Context(), 1, s.Mark(1)))
 	s.cfg.Trash = time.Hour
 	before := onDisk(t, s, 2)
 	gate := vfs.NewGate()
@@ -187,7 +187,7 @@ func testDeletedDuringCompaction(t *testing.T, at vfs.Rule) {
 		freed <- n
 	}()
 	<-gate.Arrived()
-	must(t, s.DeleteLedger(t.Context(), 2))
+	must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
 	gate.Open()
 	if <-freed <= 0 {
 		t.Fatal("nothing was compacted")
