@@ -357,14 +357,24 @@ func (w *world) changed(actor *broker, from int64) {
 		}
 	}
 	for _, e := range events {
-		if strings.HasPrefix(string(e.KV.Key), keyPrefix+"chains/") {
-			for _, tp := range w.topics {
-				if string(e.KV.Key) == keyPrefix+"chains/"+string(tp.chain) {
-					w.ghost.chainChanged(actor, tp)
+		id, ours := strings.CutPrefix(string(e.KV.Key), keyPrefix+"chains/")
+		if !ours {
+			continue
+		}
+		for _, tp := range w.topics {
+			if meta.ChainID(id) == tp.chain || tp.more[meta.ChainID(id)] {
+				w.ghost.chainChanged(actor, tp, meta.ChainID(id))
+				if k, ok := tp.kind.(chainWatcher); ok {
+					k.chainChanged(actor, meta.ChainID(id))
 				}
 			}
 		}
 	}
+}
+
+// chainWatcher is a kind that wants to know what becomes of its chains.
+type chainWatcher interface {
+	chainChanged(actor *broker, id meta.ChainID)
 }
 
 func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
@@ -455,12 +465,12 @@ func (g *ghost) closed(l *ledgerGhost) {
 	}
 }
 
-func (g *ghost) chainChanged(actor *broker, tp *topic) {
+func (g *ghost) chainChanged(actor *broker, tp *topic, id meta.ChainID) {
 	w := g.w
 	if o, err := w.checker.GetOwner(context.Background(), tp.bundle); actor != nil && (err != nil || o.Broker != "" && o.Broker != actor.name) {
 		w.fail("21", subject{topic: tp.index + 1}, "%s changes the chain of topic %d, which is %s's with epoch %d", actor.name, tp.index, o.Broker, o.Epoch)
 	}
-	c, err := w.checker.GetChain(context.Background(), tp.chain)
+	c, err := w.checker.GetChain(context.Background(), id)
 	s := subject{topic: tp.index + 1}
 	if err != nil {
 		w.fail("15", s, "chain of topic %d: %v", tp.index, err)

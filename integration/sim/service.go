@@ -11,6 +11,7 @@ type topic struct {
 	index  int
 	bundle meta.BundleID
 	chain  meta.ChainID
+	more   map[meta.ChainID]bool // of the same bundle
 	kind   kind
 }
 

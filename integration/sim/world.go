@@ -178,8 +178,14 @@ func newWorld(opt Options) *world {
 	}
 	w.cluster = info.UUID
 	w.trims = k.chance(2)
+	messages := k.chance(2)
 	for range 1 + k.rng.IntN(2) {
-		w.addTopic(&chains{w}, meta.DataChain(entry.UUID{0x70, byte(len(w.topics) + 1)}, 0))
+		if messages {
+			newMessaging(w)
+			messages = k.chance(3)
+		} else {
+			w.addTopic(&chains{w}, meta.DataChain(entry.UUID{0x70, byte(len(w.topics) + 1)}, 0))
+		}
 	}
 	if k.chance(2) {
 		w.addTopic(newStates(w), meta.StateChain(w.bundleOf(len(w.topics))))

@@ -226,4 +226,103 @@ var plants = []plant{
 		"a placement does not compare what is retired", "pkg/meta",
 		"	t.named = append(t.named, u)\n	t.compareRev(s.retiredKey(u), 0)\n", "	t.named = append(t.named, u)\n",
 	},
+	{
+		"a producer's sequence is recorded before its batch is stored", "pkg/topic",
+		"		p.state.enter(w)\n	}\n	t.c.Append",
+		"		p.state.enter(w)\n		p.state.confirm(p.epoch, last, env.BrokerTime)\n	}\n	t.c.Append",
+	},
+	{
+		"the sequence of a batch that failed is kept", "pkg/topic",
+		"			if p.state != nil {\n				p.state.leave(p)\n			}\n			p.producer.missing",
+		"			if p.state != nil {\n				p.state.confirm(p.epoch, p.last, 0)\n				p.state.leave(p)\n			}\n			p.producer.missing",
+	},
+	{
+		"offsets of batches that failed are not taken back", "pkg/topic",
+		"			t.next, t.failing = next, nil",
+		"			t.next, t.failing = max(t.next, next), nil",
+	},
+	{
+		"what follows a batch that failed is let in", "pkg/topic",
+		"	case p.gap && env.FirstSeq > p.gapAt:",
+		"	case false:",
+	},
+	{
+		"a new incarnation does not wait for the old one's batches", "pkg/topic",
+		"	case matters && len(s.inflight()) > 0:",
+		"	case false:",
+	},
+	{
+		"each owner counts incarnations anew", "pkg/topic",
+		"min(uint64(owner), mostOwner)<<ownerShift",
+		"0",
+	},
+	{
+		"sequences are rebuilt from a part of the log", "pkg/topic",
+		"	for r.Offset() < t.opened {",
+		"	for r.Offset()+4 < t.opened {",
+	},
+	{
+		"a snapshot of sequences claims what is under way", "pkg/topic",
+		"	at, bytes := t.visible, t.appended",
+		"	at, bytes := t.next, t.appended",
+	},
+	{
+		"a topic is trimmed by what is not durably acknowledged", "pkg/subscription",
+		"	return s.cur.TrimFloor()",
+		"	return s.cur.Floor()",
+	},
+	{
+		"a topic is trimmed by its last subscription", "pkg/subscription",
+		"		floor = min(floor, sub.trimFloor())",
+		"		floor = sub.trimFloor()",
+	},
+	{
+		"an owner that was replaced trims", "pkg/meta",
+		"		after.State, after.LastOp = LedgerDeleting, next.lastOp\n		t := txn{guard: &g}\n", "		after.State, after.LastOp = LedgerDeleting, next.lastOp\n		t := txn{}\n",
+	},
+	{
+		"an acknowledgement is confirmed before it is durable", "pkg/cursor",
+		"func (c *Cursor) Durable() Ticket { return Ticket(c.durable) }",
+		"func (c *Cursor) Durable() Ticket { return Ticket(c.taken) }",
+	},
+	{
+		"a page's snapshot claims the change after it", "pkg/cursor",
+		"	p.hasSnap, p.snapSeq = true, p.seq\n",
+		"	p.hasSnap, p.snapSeq = true, p.seq+1\n",
+	},
+	{
+		"a seek does not begin a generation", "pkg/cursor",
+		"	c.generation++\n",
+		"	c.generation += 0\n",
+	},
+	{
+		"what was acknowledged before a seek counts after it", "pkg/cursor",
+		"func (c *Cursor) Ack(g Generation, end entry.Offset, ranges ...Range) (Ticket, error) {\n	if g != c.generation {",
+		"func (c *Cursor) Ack(g Generation, end entry.Offset, ranges ...Range) (Ticket, error) {\n	if g > c.generation {",
+	},
+	{
+		"a subscription is there before it is durable", "pkg/subscription",
+		"		return sub, false, sub.awaitMade(ctx) //",
+		"		return sub, false, nil //",
+	},
+	{
+		"what waits to be sent is passed over when consumers cannot take it", "pkg/dispatch",
+		"		b.pos = min(b.pos, b.ready.front().first())\n",
+		"",
+	},
+	{
+		"what a consumer held is not delivered again", "pkg/dispatch",
+		"		s.due.AddAll(s.giveBack(c, cursor.Range{End: ^entry.Offset(0)}, time.Time{}, cursor.RetryConsumerGone))",
+		"		s.giveBack(c, cursor.Range{End: ^entry.Offset(0)}, time.Time{}, cursor.RetryConsumerGone)",
+	},
+	{
+		"a step back goes to what was given back alone", "pkg/dispatch",
+		"	if held := o.giveBack(c, cursor.Range{First: from, End: ^entry.Offset(0)}, notBefore, why); len(held) > 0 {",
+		"	if held := o.giveBack(c, cursor.Range{First: from, End: from + 1}, notBefore, why); len(held) > 0 {",
+	},
+	{
+		"a dispatch does not hear of a seek", "pkg/subscription",
+		"			s.runner.Seek(generation, to)\n",
+		"",
+	},
 }

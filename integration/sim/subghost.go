@@ -1,0 +1,461 @@
+package sim
+
+import (
+	"context"
+	"encoding/binary"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/penstock-mq/penstock/pkg/cursor"
+	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/subscription"
+)
+
+// subGhost is what was said of one subscription.
+type subGhost struct {
+	t        *dataTopic
+	name     string
+	created  bool // for sure
+	ensured  bool // somebody asked for it
+	removing bool // somebody asked for its removal, whose outcome is not known
+	gens     map[cursor.Generation]*genGhost
+	sure     cursor.Generation // the highest that is durable by the broker's word
+	newest   *view
+}
+
+// genGhost is one generation: what was acknowledged since the subscription was moved to base.
+type genGhost struct {
+	number    cursor.Generation
+	base      entry.Offset
+	since     int64           // simulated time
+	applied   cursor.RangeSet // by any owner
+	confirmed cursor.RangeSet
+}
+
+// view is a subscription at a broker that has loaded it.
+type view struct {
+	t         *dataTopic
+	st        *servedTopic
+	g         *subGhost
+	sub       *subscription.Subscription
+	gen       *genGhost
+	has       cursor.RangeSet // what is acknowledged, above base
+	early     map[entry.Offset]time.Duration
+	seeks     []*seekGhost
+	consumers []*consuming
+}
+
+type seekGhost struct {
+	to  entry.Offset
+	gen *genGhost
+}
+
+func (t *dataTopic) sub(name string) *subGhost {
+	g := t.subs[name]
+	if g == nil {
+		g = &subGhost{t: t, name: name, gens: map[cursor.Generation]*genGhost{}}
+		t.subs[name] = g
+	}
+	return g
+}
+
+// ensuring notes that a subscription is asked for: it may exist from now on.
+func (t *dataTopic) ensuring(name string) { t.sub(name).ensured = true }
+
+// view returns the ghost's side of a subscription.
+func (st *servedTopic) view(sub *subscription.Subscription) *view {
+	v := st.views[sub.Name()]
+	if v == nil || v.sub != sub {
+		g := st.t.sub(sub.Name())
+		if v != nil || g.removing { // it was removed, and is another one
+			g = &subGhost{t: st.t, name: sub.Name(), ensured: true, gens: map[cursor.Generation]*genGhost{}}
+			st.t.subs[sub.Name()] = g
+		}
+		v = &view{t: st.t, st: st, g: g, sub: sub, early: map[entry.Offset]time.Duration{}}
+		st.views[sub.Name()] = v
+		v.gen = &genGhost{base: sub.Floor(), since: int64(st.s.m.w.now)}
+		if !g.outdated(st) {
+			g.newest, g.gens[0] = v, v.gen
+		}
+		if v.gen.base > 0 {
+			v.has.Add(cursor.Range{End: v.gen.base})
+		}
+	}
+	return v
+}
+
+func (v *view) fail(invariant, format string, args ...any) {
+	v.t.m.w.fail(invariant, v.t.subject(), "%s of %s at %s: "+format, append([]any{v.g.name, v.t.name, v.st.s.b.name}, args...)...)
+}
+
+func (v *view) trace(format string, args ...any) {
+	v.t.m.w.trace(v.st.s.b.name, v.t.subject(), "%s of %s: "+format, append([]any{v.g.name, v.t.name}, args...)...)
+}
+
+// loaded holds what a new owner has read of the subscriptions against what was promised.
+func (st *servedTopic) loaded(subs []*subscription.Subscription) {
+	t, w := st.t, st.t.m.w
+	for _, name := range slices.Sorted(maps.Keys(t.subs)) {
+		g := t.subs[name]
+		found := slices.ContainsFunc(subs, func(s *subscription.Subscription) bool { return s.Name() == g.name })
+		if g.created && !g.removing && !found && !g.outdated(st) {
+			w.fail("I7", t.subject(), "%s of %s is gone at %s", g.name, t.name, st.s.b.name)
+		}
+	}
+	for _, sub := range subs {
+		g := t.sub(sub.Name())
+		n := sub.Generation()
+		if g.newest != nil {
+			g.newest.sync() // it may have moved it just before
+		}
+		if g.outdated(st) { // who was replaced reads what was, and changes nothing any more
+			v := &view{t: t, st: st, g: g, sub: sub, early: map[entry.Offset]time.Duration{}, gen: &genGhost{number: n, base: sub.Floor()}}
+			v.read()
+			st.views[sub.Name()] = v
+			continue
+		}
+		if !g.ensured {
+			w.fail("I7", t.subject(), "%s of %s is there at %s, and was removed, or never made", g.name, t.name, st.s.b.name)
+			return
+		}
+		g.removing = false
+		v := &view{t: t, st: st, g: g, sub: sub, early: map[entry.Offset]time.Duration{}, gen: g.gens[n]}
+		st.views[sub.Name()] = v
+		if n < g.sure {
+			v.fail("I6", "it is in generation %d, a seek that made it %d was confirmed", n, g.sure)
+			return
+		}
+		if v.gen == nil {
+			if n > 0 {
+				v.fail("I6", "it is in generation %d, which no seek made", n)
+				return
+			}
+			v.gen = &genGhost{base: sub.Floor(), since: int64(w.now)}
+			g.gens[0] = v.gen
+		}
+		for m := range g.gens {
+			if m > n {
+				delete(g.gens, m) // these seeks did not last
+			}
+		}
+		g.newest = v
+		missing := v.read()
+		v.checkLoaded(&missing)
+	}
+}
+
+// outdated reports whether a later owner than st's has the subscription.
+func (g *subGhost) outdated(st *servedTopic) bool {
+	return g.newest != nil && g.newest.st.s.guard.Epoch > st.s.guard.Epoch
+}
+
+// read notes what was loaded, and returns what is not acknowledged.
+func (v *view) read() cursor.RangeSet {
+	end := v.st.log.Next()
+	var missing cursor.RangeSet
+	for _, r := range v.sub.Missing(nil, cursor.Range{End: end}) {
+		missing.Add(r)
+	}
+	at := entry.Offset(0)
+	has := func(upTo entry.Offset) {
+		if upTo > at {
+			v.has.Add(cursor.Range{First: at, End: upTo})
+		}
+	}
+	for r := range missing.All() {
+		has(r.First)
+		at = r.End
+	}
+	has(max(end, v.sub.Floor()))
+	v.trace("loaded, generation %d, floor %d, %d of %d acknowledged", v.gen.number, v.sub.Floor(), v.has.Offsets(), end)
+	return missing
+}
+
+func (v *view) checkLoaded(missing *cursor.RangeSet) {
+	g := v.gen
+	if first, ok := missing.First(); ok && first.First < g.base {
+		v.fail("I6", "offset %d is not acknowledged, it was moved to %d", first.First, g.base)
+	}
+	for r := range g.confirmed.All() {
+		for lost := range missing.Within(r) {
+			v.fail("I7", "offsets %v were acknowledged, confirmed, and are not any more", lost)
+		}
+	}
+	left := cursor.RangeSet{}
+	for r := range v.has.All() {
+		left.Add(r)
+	}
+	left.Remove(cursor.Range{End: g.base})
+	for r := range g.applied.All() {
+		left.Remove(r)
+	}
+	if r, ok := left.First(); ok {
+		v.fail("phantom-ack", "offsets %v are acknowledged, by nobody", r)
+	}
+	// What is trimmed was acknowledged before, or nobody's yet.
+	from := entry.Offset(0)
+	for _, trim := range v.t.trims {
+		for r := range missing.Within(cursor.Range{First: max(from, g.base), End: trim.end}) {
+			if g.since < trim.began {
+				v.fail("trim", "offsets %v are trimmed, and were not acknowledged", r)
+			}
+		}
+		from = trim.end
+	}
+}
+
+// ensured notes that the subscription is there for good.
+func (v *view) ensured(created bool) {
+	if created {
+		v.trace("created at offset %d", v.sub.Floor())
+	}
+	if v.g.newest == v {
+		v.g.created = true
+	}
+}
+
+// genOf returns the generation that a consumer was told.
+func (v *view) genOf(incarnation []byte) *genGhost {
+	n := cursor.Generation(binary.BigEndian.Uint32(incarnation[16:]))
+	if g := v.g.gens[n]; g != nil && v.gen.number != n {
+		return g
+	}
+	return v.gen
+}
+
+// sync follows moves, which happen before they are confirmed.
+func (v *view) sync() {
+	for n := v.sub.Generation(); v.gen.number < n; {
+		if len(v.seeks) == 0 {
+			v.fail("I6", "it is in generation %d, and nobody moved it", n)
+			return
+		}
+		// A move below what is being trimmed waits, and goes to what is left: each begins where it finds the subscription.
+		i, base := 0, v.seeks[0].to
+		if v.gen.number+1 == n {
+			base = v.sub.Floor() // nothing was acknowledged since
+			i = max(0, slices.IndexFunc(v.seeks, func(s *seekGhost) bool { return s.to == base }))
+		}
+		s := v.seeks[i]
+		v.seeks = slices.Delete(v.seeks, i, i+1)
+		if base < s.to || base > max(s.to, v.t.start) && v.st.trimming == 0 {
+			v.fail("seek", "it is to be moved to %d, and is at %d", s.to, base)
+		}
+		s.gen = &genGhost{number: v.gen.number + 1, base: base, since: int64(v.t.m.w.now)}
+		v.gen = s.gen
+		if v.g.newest == v {
+			v.g.gens[s.gen.number] = s.gen
+		}
+		v.has = cursor.RangeSet{}
+		v.has.Add(cursor.Range{End: base})
+		clear(v.early)
+		v.trace("moved to %d, generation %d", base, s.gen.number)
+	}
+}
+
+// applies notes acknowledgements that may be found from now on.
+func (v *view) applies(g *genGhost, ranges []cursor.Range) {
+	for _, r := range ranges {
+		g.applied.Add(r)
+	}
+}
+
+// acked notes acknowledgements that were taken in.
+func (v *view) acked(ranges []cursor.Range) {
+	for _, r := range ranges {
+		v.has.Add(r)
+		for _, c := range v.consumers {
+			c.held.Remove(r)
+		}
+	}
+}
+
+// applied notes an expiry.
+func (v *view) applied(ranges []cursor.Range, upTo entry.Offset) {
+	v.sync()
+	if upTo > v.sub.Floor() {
+		v.trace("what lies below %d expires", upTo)
+	}
+	ranges = append(ranges, cursor.Range{End: upTo})
+	v.applies(v.gen, ranges)
+	v.acked(ranges)
+}
+
+// confirmed is the broker's word that acknowledgements are durable.
+func (v *view) confirmed(g *genGhost, ranges []cursor.Range) {
+	for _, r := range ranges {
+		g.confirmed.Add(r)
+		n := v.g.newest
+		if n == nil || n == v || n.gen != g {
+			continue
+		}
+		for lost := range missingOf(&n.has, r) {
+			v.fail("I7", "offsets %v are confirmed to be acknowledged, and the next owner has not read that", lost)
+		}
+	}
+}
+
+// missingOf yields what of r is not in s.
+func missingOf(s *cursor.RangeSet, r cursor.Range) func(func(cursor.Range) bool) {
+	return func(yield func(cursor.Range) bool) {
+		at := r.First
+		for part := range s.Within(r) {
+			if part.First > at && !yield(cursor.Range{First: at, End: part.First}) {
+				return
+			}
+			at = part.End
+		}
+		if at < r.End {
+			yield(cursor.Range{First: at, End: r.End})
+		}
+	}
+}
+
+// delivered holds a delivery against what is acknowledged, and in whose hands.
+func (r *consuming) delivered(span cursor.Range, msg *message) {
+	v := r.view
+	w := r.st.t.m.w
+	if v == nil {
+		if span.First > r.next && span.First > r.st.t.start {
+			w.fail("I2", r.st.t.about(msg), "a reader of %s is given offset %d after %d", r.st.t.name, span.First, r.next)
+		}
+		r.next = span.End
+		return
+	}
+	v.sync()
+	if r.of != v.gen {
+		return // it is about to be told to come again
+	}
+	for acked := range v.has.Within(span) {
+		v.fail("I7", "offsets %v are delivered, and acknowledged", acked)
+	}
+	for _, c := range v.consumers {
+		if c.of != v.gen {
+			continue
+		}
+		for twice := range c.held.Within(span) {
+			v.fail("shared-out", "offsets %v are delivered to %s, and in the hands of %s", twice, r.from.name, c.from.name)
+		}
+	}
+	for o := span.First; o < span.End; o++ {
+		if at, ok := v.early[o]; ok {
+			if w.now < at {
+				v.fail("delay", "offset %d is delivered %v before its time", o, at-w.now)
+			}
+			delete(v.early, o)
+		}
+	}
+	if r.from.kind != subscription.Shared {
+		for left := range missingOf(&v.has, cursor.Range{First: r.st.t.start, End: span.First}) {
+			for before := range missingOf(&r.held, left) {
+				v.fail("I2", "offset %d is delivered to %s before %v", span.First, r.from.name, before)
+				return
+			}
+		}
+	}
+	r.held.Add(span)
+}
+
+// nacked notes what is given back.
+func (v *view) nacked(r *consuming, one cursor.Range, delay time.Duration) {
+	if r.of != v.gen {
+		return
+	}
+	held := false
+	for range r.held.Within(one) {
+		held = true
+	}
+	if !held {
+		return
+	}
+	if delay > 0 {
+		v.early[one.First] = v.t.m.w.now + delay
+	}
+	if r.from.kind != subscription.Shared {
+		one.End = ^entry.Offset(0)
+	}
+	r.held.Remove(one)
+}
+
+// left notes that a consumer is gone.
+func (v *view) left(r *consuming) {
+	r.held.Clear()
+	v.consumers = slices.DeleteFunc(v.consumers, func(c *consuming) bool { return c == r })
+}
+
+// seek moves the subscription.
+func (v *view) seek(ctx context.Context, how int) {
+	log, t, w := v.st.log, v.t, v.t.m.w
+	var to entry.Offset
+	switch how {
+	case 0:
+		to = log.Earliest()
+	case 1:
+		to = log.Next()
+	case 2:
+		to = entry.Offset(w.rng.Uint64N(uint64(log.Next()) + 1))
+	case 3:
+		at := w.clock().Add(-w.between(0, 20*time.Second)).UnixMilli()
+		var err error
+		if to, err = log.OffsetAt(ctx, at); err != nil {
+			return
+		}
+		for o := t.start; o < entry.Offset(len(t.times)); o++ {
+			if o < to != (t.times[o] < at) && to > t.start {
+				v.fail("seek", "offset %d was stored at %d; from time %d on it begins at offset %d", o, t.times[o], at, to)
+				break
+			}
+		}
+	case 4:
+		o := entry.Offset(w.rng.Uint64N(uint64(log.Next()) + 1))
+		at, err := log.PositionOf(ctx, o)
+		if err != nil {
+			return
+		}
+		if to, err = log.OffsetOf(ctx, at); err != nil {
+			return
+		}
+		if o >= log.Earliest() && to != o {
+			v.fail("seek", "offset %d is at %v, which is at offset %d", o, at, to)
+		}
+	}
+	v.sync()
+	s, before := &seekGhost{to: to}, v.gen.number
+	v.seeks = append(v.seeks, s)
+	v.trace("is to be moved to %d", to)
+	err := v.sub.Seek(ctx, to)
+	v.sync()
+	if i := slices.Index(v.seeks, s); i >= 0 {
+		v.seeks = slices.Delete(v.seeks, i, i+1)
+	}
+	if err != nil {
+		return
+	}
+	if s.gen == nil {
+		if v.gen.number == before {
+			v.fail("seek", "it was moved to %d, and is not", to)
+		}
+		return // taken for another one
+	}
+	if v.g.newest == v || v.g.newest.gen.number < s.gen.number {
+		if v.g.newest != v {
+			v.fail("I6", "a move to %d is confirmed, and the next owner has not read that", to)
+		}
+		v.g.sure = max(v.g.sure, s.gen.number)
+	}
+	v.trace("moved to %d, confirmed", to)
+}
+
+// remove removes the subscription.
+func (v *view) remove(ctx context.Context) {
+	g := v.g
+	v.trace("is to be removed")
+	g.removing = true
+	err := v.st.set.Remove(ctx, g.name, true)
+	v.trace("removed: error %v", err != nil)
+	if err == nil && v.t.subs[g.name] == g && (g.newest == v || g.newest == nil) {
+		g.ensured, g.created = false, false
+		delete(v.t.subs, g.name)
+	}
+}
