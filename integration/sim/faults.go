@@ -144,7 +144,8 @@ func (w *world) inject(f Fault, span time.Duration) {
 	case DiskFull:
 		if u, err := k.mem.Usage("/"); err == nil {
 			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
-			w.unlessHealed(span, func() { k.mem.SetCapacity(diskSize) })
+			k.full = true
+			w.unlessHealed(span, k.makeRoom)
 		}
 	case SyncError:
 		k.errors = append(k.errors, k.disk.Add(vfs.Rule{Op: vfs.OpSync, After: w.rng.IntN(30), Times: 1, Err: syscall.EIO, LoseUnsynced: true}))
@@ -216,6 +217,12 @@ func (b *broker) provokeReads() {
 			}
 		})
 	}
+}
+
+// makeRoom ends a full disk.
+func (b *bookieProcess) makeRoom() {
+	b.mem.SetCapacity(diskSize)
+	b.full, b.startedFull = false, 0
 }
 
 // rot damages a few bytes of a segment.
@@ -290,7 +297,7 @@ func (w *world) healFaults() {
 	}
 	for _, k := range w.bookies {
 		k.etcd.cut = false
-		k.mem.SetCapacity(diskSize)
+		k.makeRoom()
 		for _, e := range k.errors {
 			e.Remove()
 		}
