@@ -325,4 +325,8 @@ var plants = []plant{
 		"			s.runner.Seek(generation, to)\n",
 		"",
 	},
+	{
+		"a subscription of before goes on changing the log", "pkg/subscription",
+		"	case s.ended:\n		return fmt.Errorf(", "	case false:\n		return fmt.Errorf(",
+	},
 }
