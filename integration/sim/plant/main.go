@@ -72,7 +72,9 @@ func run(ctx context.Context, seeds int, only string, list bool, atOnce int) err
 				found = "not in " + strconv.Itoa(seeds)
 				err = fmt.Errorf("%s: %w", p.Name, errMissed)
 			}
-			done <- result{fmt.Sprintf("| %s | `%s` | %s | %s |", p.Name, strings.TrimPrefix(p.Package, "pkg/"), found, invariant), err}
+			r := result{fmt.Sprintf("| %s | `%s` | %s | %s |", p.Name, strings.TrimPrefix(p.Package, "pkg/"), found, invariant), err}
+			fmt.Fprintln(os.Stderr, r.row)
+			done <- r
 		}()
 	}
 	var failures []error
