@@ -183,14 +183,6 @@ var plants = []plant{
 		"	var orphans []*batch\n	if l.err != nil && l.lostFired {\n", "	var orphans []*batch\n	if err != nil {\n		err = notWritten(err)\n	}\n	if l.err != nil && l.lostFired {\n",
 	},
 	{
-		"a takeover does not compare the epoch", "pkg/meta",
-		"		t.compareEpoch(s, b, cur.epoch)\n", "",
-	},
-	{
-		"a bundle is kept without comparing its epoch", "pkg/meta",
-		"		t.compareEpoch(s, b, epoch)\n", "",
-	},
-	{
 		"a lease that is gone is renewed for ever", "pkg/lease",
 		"		case err == nil, errors.Is(err, rpctypes.ErrLeaseNotFound):\n			return\n", "",
 	},
@@ -203,20 +195,8 @@ var plants = []plant{
 		"		r.step(LeaseLost{})\n", "		r.step(LeaseLost{})\n		return\n",
 	},
 	{
-		"what is being handed over is taken again", "pkg/ownership",
-		"	case !c.leased, c.draining:\n", "	case !c.leased:\n",
-	},
-	{
-		"a cache that reads everything again keeps what was deleted", "pkg/meta",
-		"	next := newCacheState()\n", "	next := c.state\n",
-	},
-	{
 		"a watch that goes on misses a revision", "pkg/meta",
 		"c.Revision()+1, c.follow)", "c.Revision()+2, c.follow)",
-	},
-	{
-		"a suspicion without an end", "pkg/ownership",
-		"	p.suspect, p.met, p.heardAt = false, true, now\n", "	p.met, p.heardAt = true, now\n",
 	},
 	{
 		"etcd's going back is not noticed", "pkg/bookie",
