@@ -21,11 +21,12 @@
 //	                               ▼
 //	                            checks: what was acknowledged, served, denied, promised
 //
-// What is real: topics with deduplication, subscriptions, dispatch and state logs; chains with their writers, recoveries and
-// readers, quorum arithmetic and placement; the bookies' stores and segment files with their recovery, compaction, admission,
-// garbage collection; and all of package meta down to etcd's wire types. What stands in for something: the bookies' and
-// brokers' servers, and the connections to them (in order, answered or broken as a whole), and etcd, by the model in
-// etcdmodel, which a test compares with the real one.
+// What is real: topics with deduplication, subscriptions, dispatch and state logs; chains with their writers,
+// recoveries and readers, quorum arithmetic and placement; the bookies' stores and segment files with their recovery,
+// compaction, admission, garbage collection; who owns what, by leases, registrations, watch caches and pings; and all
+// of package meta down to etcd's wire types. What stands in for something: the bookies' and brokers' servers, and the
+// connections to them (in order, answered or broken as a whole), and etcd, by the model in etcdmodel, which a test
+// compares with the real one.
 //
 // The ghost holds each word against all that was said before: what a bookie acknowledged, denied or fenced, what a writer
 // confirmed, what readers were served, how records may change. The numbers of its checks are listed in docs/testing.md.
