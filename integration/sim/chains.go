@@ -112,8 +112,9 @@ func (c *chainRun) close(ctx context.Context) error {
 	if err := c.c.Close(ctx); err != nil {
 		return err
 	}
-	if owner, err := w.checker.GetOwner(ctx, c.topic.bundle); err != nil || owner.Epoch != c.guard.Epoch {
-		return nil // it was another's, which this one did not know
+	owner, err := w.checker.GetOwner(ctx, c.topic.bundle)
+	if mine := err == nil && owner.Epoch == c.guard.Epoch; !mine {
+		return nil //nolint:nilerr // it was another's, which this one did not know
 	}
 	for _, a := range acked {
 		k := entryKey{a.position.Ledger, a.position.Entry}

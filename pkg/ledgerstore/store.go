@@ -298,10 +298,25 @@ func (s *Store) stopped() error {
 	return nil
 }
 
+// ended is a context that has ended.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // wait submits an event and waits for its Done.
 func (s *Store) wait(ctx context.Context, event func(done func(error)) Event) error {
 	outcome := make(chan error, 1)
 	s.submit(event(func(err error) { outcome <- err }))
+	if s.inbox.drive != nil {
+		ctx = ended // nothing goes on beside a store that is driven by hand: what is not done by now waits for space
+	}
+	select {
+	case err := <-outcome:
+		return err
+	default:
+	}
 	select {
 	case err := <-outcome:
 		return err
