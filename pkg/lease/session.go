@@ -98,7 +98,7 @@ func NewSessionOver(ctx context.Context, etcd Etcd, sc sched.Scheduler, ttl time
 	s.run.Go(func() { s.keepOne(life) })
 	if _, err := s.Wait(ctx); err != nil {
 		s.cancel()
-		s.run.Wait() //nolint:contextcheck // what it waits for ends at once
+		s.run.Wait()
 		return nil, err
 	}
 	return s, nil
@@ -177,7 +177,7 @@ func (s *Session) Close(ctx context.Context) error {
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel()
-	s.run.Wait()   //nolint:contextcheck // likewise
+	s.run.Wait()
 	g := s.grant() // the last one
 	if g == nil || !first {
 		return nil

@@ -475,7 +475,7 @@ func (l *Log) Close(ctx context.Context) error {
 	l.wakeWaiters()
 	l.mu.Unlock()
 	l.cancel()
-	l.g.Wait() //nolint:contextcheck // what runs has just been ended
+	l.g.Wait()
 	err := l.c.Close(ctx)
 	l.Shutdown()
 	if err != nil && !errors.Is(err, chain.ErrClosed) {
