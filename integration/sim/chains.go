@@ -114,7 +114,7 @@ func (c *chainRun) close(ctx context.Context) error {
 	}
 	owner, err := w.checker.GetOwner(ctx, c.topic.bundle)
 	if mine := err == nil && owner.Epoch == c.guard.Epoch; !mine {
-		return nil //nolint:nilerr // it was another's, which this one did not know
+		return nil // it was another's, which this one did not know
 	}
 	for _, a := range acked {
 		k := entryKey{a.position.Ledger, a.position.Entry}

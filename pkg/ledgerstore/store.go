@@ -298,24 +298,21 @@ func (s *Store) stopped() error {
 	return nil
 }
 
-// ended is a context that has ended.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
+// errByHand: what is not done when all tasks are done waits for space, and nothing goes on beside a store that is driven by
+// hand.
+var errByHand = errors.New("the store waits for space")
 
 // wait submits an event and waits for its Done.
 func (s *Store) wait(ctx context.Context, event func(done func(error)) Event) error {
 	outcome := make(chan error, 1)
 	s.submit(event(func(err error) { outcome <- err }))
 	if s.inbox.drive != nil {
-		ctx = ended // nothing goes on beside a store that is driven by hand: what is not done by now waits for space
-	}
-	select {
-	case err := <-outcome:
-		return err
-	default:
+		select {
+		case err := <-outcome:
+			return err
+		default:
+			return errByHand
+		}
 	}
 	select {
 	case err := <-outcome:
