@@ -112,6 +112,7 @@ type Batch struct {
 	items  []*item // with the barriers between them
 	synced bool
 	hard   bool // to be synced in any case; not changed while it is being synced
+	full   bool // to be synced because as many records as may are not; of the lazy sync
 	end    int64
 }
 

@@ -57,13 +57,15 @@ func (l *lazySync) durable(b *Batch, previous *Segment) (upto, before int64) {
 	return upto, before
 }
 
-// due notes a batch that was written, and reports whether it must be synced now.
-func (l *lazySync) due(b *Batch) bool {
+// wrote notes a batch that was written up to end. Batches are noted in the order of the log, and before anything of
+// a later one is written or synced: a flush that is begun for one covers all before it, in whatever order the syncers
+// get to them.
+func (l *lazySync) wrote(b *Batch, end int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.dirty[b.Segment] = max(l.dirty[b.Segment], b.end)
+	l.dirty[b.Segment] = end
 	l.records += len(b.Records)
-	return b.hard || l.policy.Messages > 0 && l.records >= l.policy.Messages
+	b.full = l.policy.Messages > 0 && l.records >= l.policy.Messages
 }
 
 // flush syncs everything that was noted.

@@ -274,6 +274,39 @@ func TestLazySyncOfACopy(t *testing.T) {
 	}
 }
 
+// A fence is in the first group of a new segment, which is synced before anybody has looked at the sync of what was written before
+// it, in the old one: that is on the disk with it.
+func TestLazySyncOfAFenceAfterARoll(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	h, err := OpenByHand(small(), fs)
+	must(t, err)
+	h.lazy, h.core.lazy = newLazySync(lazy().Sync), true
+	for e := range entry.EntryID(2) { // one fills more than half of a segment
+		h.Store.Add(newAdd(h.Store, 1, e, func(error) {}, withBody(body(1, e, 20<<10))))
+	}
+	h.Fence(bookiewire.Fence{Ledger: 2, Term: 1}, func(bookiewire.FenceReply, error) {})
+	for fresh := h.Tasks(); len(fresh) > 0; fresh = h.Tasks() {
+		for _, task := range fresh {
+			if task.Kind != TaskSync {
+				h.Do(task)
+			}
+		}
+	}
+	groups := h.core.groups
+	last := groups[len(groups)-1]
+	if len(groups) != 2 || groups[0].Segment == last.Segment || groups[0].hard || !last.hard {
+		t.Fatalf("%d groups, not one in the old segment and the fence in the new one", len(groups))
+	}
+	must(t, h.sync(last).Err)
+	after := openStore(t, small(), cut(fs))
+	if in, _ := after.Ledger(1); in.Entries != 2 {
+		t.Errorf("%d entries of 2 are on the disk with the fence", in.Entries)
+	}
+	closeStore(t, after)
+	h.Abandon()
+}
+
 // wide is a segment that has always room.
 type wide struct{}
 

@@ -158,6 +158,9 @@ func (s *Store) write(b *Batch) *Written {
 			bytes += int64(locs[i].Length)
 		}
 		b.Segment.size.Store(w.Size())
+		if s.lazy != nil {
+			s.lazy.wrote(b, w.Size())
+		}
 		s.metrics.groupEntries.Observe(float64(len(locs)))
 		s.metrics.groupBytes.Observe(float64(bytes))
 	}
@@ -166,20 +169,23 @@ func (s *Store) write(b *Batch) *Written {
 
 func (s *Store) syncer() {
 	for b := range s.syncs {
-		if s.lazy != nil && !s.lazy.due(b) {
-			s.post(&Synced{Batch: b, Skipped: true})
-			continue
-		}
-		began := time.Now()
-		var err error
-		if s.lazy != nil {
-			err = s.lazy.flush()
-		} else {
-			err = b.Segment.handle.writer.Sync()
-		}
-		s.metrics.syncSeconds.Observe(time.Since(began).Seconds())
-		s.post(&Synced{Batch: b, Err: err})
+		s.post(s.sync(b))
 	}
+}
+
+func (s *Store) sync(b *Batch) *Synced {
+	if s.lazy != nil && !b.hard && !b.full {
+		return &Synced{Batch: b, Skipped: true}
+	}
+	began := time.Now()
+	var err error
+	if s.lazy != nil {
+		err = s.lazy.flush()
+	} else {
+		err = b.Segment.handle.writer.Sync()
+	}
+	s.metrics.syncSeconds.Observe(time.Since(began).Seconds())
+	return &Synced{Batch: b, Err: err}
 }
 
 // errPostponed says that a segment stays without a footer until a restart writes one: its batches are durable.
