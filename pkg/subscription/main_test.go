@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -41,6 +42,7 @@ type served struct {
 	b     *subscription.Bundle
 	set   *subscription.Set
 	work  sync.WaitGroup
+	over  atomic.Bool // nothing more is run beside a call
 
 	mu    sync.Mutex
 	state chan struct{} // what waits for the state log waits for this; nil: it is open
@@ -55,7 +57,13 @@ func serve(t *testing.T, f *chaintest.Cluster) *served {
 	s.log, err = statelog.Open(t.Context(), statelog.Env{Chain: f.Env()}, guard, chaintest.Bundle, statelog.Config{})
 	check(t, err)
 	life, end := context.WithCancel(context.WithoutCancel(t.Context()))
-	s.b = subscription.NewBundle(subscription.Env{State: s.open, Life: life, Go: func(f func()) bool { s.work.Go(f); return true }})
+	s.b = subscription.NewBundle(subscription.Env{State: s.open, Life: life, Go: func(f func()) bool {
+		if s.over.Load() {
+			return false
+		}
+		s.work.Go(f)
+		return true
+	}})
 	s.topic, err = topic.Open(t.Context(), topic.Env{Chain: f.Env()}, guard, chaintest.LogID, topic.Config{Snapshots: s.b.Snapshots(owner)})
 	check(t, err)
 	t.Cleanup(func() {

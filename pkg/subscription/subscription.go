@@ -29,7 +29,7 @@ type Subscription struct {
 	waiting  []ackWaiter
 	flushing bool
 	idle     chan struct{} // closed when the flush under way ends; nil without one
-	failed   error         // the state log refused: nothing is confirmed any more
+	failed   error         // nothing is confirmed any more: the state log refused, or the process is stopping
 	deleted  bool
 	ended    bool // the topic is not served any more: what the log has of the subscription is another cursor's to change
 
@@ -149,8 +149,17 @@ func (s *Subscription) change(f func(*cursor.Cursor) (cursor.Ticket, error), don
 	if !durable && done != nil {
 		s.waiting = append(s.waiting, ackWaiter{ticket: ticket, done: done})
 	}
-	s.startFlush()
+	var dropped []ackWaiter
+	var why error
+	if !s.startFlush() {
+		s.failed = topic.ErrClosed
+		dropped, s.waiting = s.waiting, nil
+		why = s.refusal()
+	}
 	s.mu.Unlock()
+	for _, w := range dropped {
+		w.done(why)
+	}
 	if durable && done != nil {
 		done(nil)
 	}
@@ -226,16 +235,19 @@ func (s *Subscription) leave() {
 	s.idle = nil
 }
 
-// startFlush has pending changes written, unless that is under way. The lock is held.
-func (s *Subscription) startFlush() {
+// startFlush has pending changes written, unless that is under way. It reports false when nothing is written any more. The
+// lock is held.
+func (s *Subscription) startFlush() bool {
 	if s.flushing || !s.cur.Pending() {
-		return
+		return true
 	}
 	s.flushing = true
 	s.idle = make(chan struct{})
 	if !s.set.b.env.Go(s.flush) {
 		s.leave()
+		return false
 	}
+	return true
 }
 
 // flush writes group after group until nothing is pending.

@@ -215,6 +215,35 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// When nothing is written any more, since the process is stopping, whoever waits for that is told so.
+func TestNobodyWaitsForWhatIsNotWritten(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.publish(3)
+	sub, other := s.ensure("s"), s.ensure("other")
+	c, err := sub.Attach(newStream(), subscription.Shared, dispatch.Consumer{})
+	check(t, err)
+	defer c.Close()
+	ack(t, c, 0)
+	s.over.Store(true)
+	told := make(chan error, 1)
+	check(t, c.Ack([]cursor.Range{{First: 1, End: 2}}, 0, func(err error) { told <- err }))
+	select {
+	case err := <-told:
+		if !errors.Is(err, topic.ErrClosed) {
+			t.Errorf("an acknowledgement that is not written: %v, want %v", err, topic.ErrClosed)
+		}
+	default:
+		t.Error("an acknowledgement that is not written is never answered")
+	}
+	if err := c.Ack([]cursor.Range{{First: 2, End: 3}}, 0, func(error) {}); !errors.Is(err, topic.ErrClosed) {
+		t.Errorf("an acknowledgement after one that was not written: %v, want %v", err, topic.ErrClosed)
+	}
+	if err := other.Seek(t.Context(), 2); !errors.Is(err, topic.ErrClosed) {
+		t.Errorf("a move that is not written: %v, want %v", err, topic.ErrClosed)
+	}
+}
+
 func TestNames(t *testing.T) {
 	t.Parallel()
 	s := serve(t, chaintest.New(t, etcd.Client(), 3))
