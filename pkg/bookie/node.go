@@ -59,7 +59,7 @@ type Env struct {
 	// NewSession makes the session whose lease the registration is under; the bookie closes it.
 	NewSession func(ctx context.Context) (*lease.Session, error)
 	FS         vfs.FS
-	// BootID names this run of the kernel; nil asks it.
+	// BootID names this run of the kernel, and what else keeps unsynced writes in it; nil asks it.
 	BootID func() (string, error)
 	Log    *slog.Logger
 	// Registerer takes the metrics, Gatherer serves them at /metrics; either may be nil.

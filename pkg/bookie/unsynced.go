@@ -7,20 +7,19 @@ import (
 	"fmt"
 	iofs "io/fs"
 	"log/slog"
-	"os"
 	"path"
-	"strings"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
 
 // What a bookie does that acknowledges entries before they are synced ([ledgerstore.SyncPolicy]). While it may, a mark
-// lies on its disk that names the boot of the kernel; a clean stop takes it away. A start that finds the mark of
-// another boot has lost, perhaps, what was acknowledged: every ledger that it may have held, and that is not closed, goes
-// to limbo and is fenced before anything is answered. The mark of this boot means that the process was killed, and
-// that what it wrote was in the kernel's cache: nothing is lost. If a sync fails, the mark says so, since the cache is
-// not to be trusted after that.
+// lies on its disk that names the boot of the kernel, and this time that the file system is mounted (see kernelRun); a
+// clean stop takes it away. A start that finds the mark of another boot or mount has lost, perhaps, what was acknowledged:
+// every ledger that it may have held, and that is not closed, goes to limbo and is fenced before anything is answered. The
+// mark of this one means that the process was killed, and that what it wrote was in the kernel's cache: nothing is lost. If
+// a sync fails, the mark says so, since the cache is not to be trusted after that. Where that cannot be written, the
+// file system has gone away, and has to be mounted again before anything starts on it.
 
 const (
 	markName    = "UNSYNCED"
@@ -34,8 +33,8 @@ var markMagic = [8]byte{'P', 'N', 'S', 'T', 'U', 'N', 'S', 'Y'}
 
 // mark is the file UNSYNCED.
 type mark struct {
-	boot string
-	lost bool // a sync has failed
+	boot string // and mount
+	lost bool   // a sync has failed
 }
 
 func encodeMark(m mark) []byte {
@@ -103,15 +102,6 @@ func (d disk) removeMark() error {
 	return nil
 }
 
-// kernelBootID is another after each start of the kernel.
-func kernelBootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("read the kernel's boot id: %w", err)
-	}
-	return strings.TrimSpace(string(b)), nil
-}
-
 func (b *Bookie) disk() disk { return disk{fs: b.env.FS, dir: b.cfg.DataDir} }
 
 // lazy reports whether entries are acknowledged before they are synced.
@@ -129,7 +119,7 @@ func (b *Bookie) settleUnsynced(ctx context.Context) error {
 	}
 	id := b.env.BootID
 	if id == nil {
-		id = kernelBootID
+		id = func() (string, error) { return kernelRun(b.cfg.DataDir) }
 	}
 	boot, err := id()
 	switch {
@@ -192,7 +182,7 @@ func (b *Bookie) noteStop(err error) {
 	if err == nil {
 		err = b.disk().removeMark()
 	} else {
-		// The kernel may have dropped what it could not write. If that cannot be noted either, the disk is dead.
+		// The kernel may have dropped what it could not write. If that cannot be noted either, the file system is dead.
 		err = b.disk().writeMark(mark{lost: true})
 	}
 	if err != nil {
