@@ -408,6 +408,7 @@ func (x *CollectGarbageResponse) GetQuarantined() uint64 {
 	return 0
 }
 
+// EndLimboRequest names the ledgers whose entries that are missing here are really missing, by an operator's word.
 type EndLimboRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ledger ids.
@@ -462,6 +463,7 @@ func (x *EndLimboRequest) GetAll() bool {
 	return false
 }
 
+// EndLimboResponse tells what was done.
 type EndLimboResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ledgers whose limbo was ended.
