@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -112,11 +113,28 @@ func (r *Reader) Next(ctx context.Context, maxBytes int) ([]Entry, error) {
 			if got, err = r.fetch(ctx, maxBytes); err != nil || len(got) > 0 {
 				return got, err
 			}
+			if err := r.pause(ctx); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		if err := r.wait(ctx); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// pause waits a moment when what is visible cannot be read: the ledger is being opened, or the topic lost.
+func (r *Reader) pause(ctx context.Context) error {
+	passed, stop := sched.After(r.t.env.Sched, 5*time.Millisecond)
+	defer stop()
+	switch i, err := r.t.env.Sched.Wait(ctx, sched.Channels{passed, r.t.Lost()}); {
+	case err != nil:
+		return fmt.Errorf("read topic: %w", err)
+	case i == 1:
+		return fmt.Errorf("read topic: %w", r.t.Err())
+	}
+	return nil
 }
 
 // wait returns once something lies after the reader.
