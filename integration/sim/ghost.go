@@ -399,7 +399,8 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 		}
 	}
 	for _, f := range now.Fragments {
-		if slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return g.retired[s.UUID] }) {
+		// The record of a deleted ledger goes on naming the disks, of which one may be gone since.
+		if now.State != meta.LedgerDeleting && slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return g.retired[s.UUID] }) {
 			w.fail("retired", s, "ledger %d is placed on a disk that is retired: %s", id, w.fragments(now.Fragments))
 		}
 	}
