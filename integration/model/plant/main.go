@@ -8,15 +8,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/penstock-mq/penstock/integration/overlay"
 )
 
 func main() {
@@ -30,11 +29,10 @@ func main() {
 }
 
 func run(ctx context.Context, only string, story bool) error {
-	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	root, err := overlay.Root(ctx)
 	if err != nil {
-		return fmt.Errorf("find the module: %w", err)
+		return err //nolint:wrapcheck // it says what failed
 	}
-	root := strings.TrimSpace(string(out))
 	missed := 0
 	fmt.Println("| bug | where | cluster | states | invariant |\n|---|---|---|---|---|")
 	for _, p := range plants {
@@ -60,31 +58,7 @@ func run(ctx context.Context, only string, story bool) error {
 	return nil
 }
 
-// apply returns the file that is changed, from the module's root, and what it is with the bug in it.
-func (p plant) apply(root string) (file, bad string, err error) {
-	names, err := filepath.Glob(filepath.Join(root, p.Package, "*.go"))
-	if err != nil {
-		return "", "", fmt.Errorf("list %s: %w", p.Package, err)
-	}
-	found := 0
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		source, err := os.ReadFile(name)
-		if err != nil {
-			return "", "", fmt.Errorf("read what is to be changed: %w", err)
-		}
-		if n := strings.Count(string(source), p.Old); n > 0 {
-			found += n
-			file, bad = name, strings.Replace(string(source), p.Old, p.New, 1)
-		}
-	}
-	if found != 1 {
-		return "", "", fmt.Errorf("%s has the line %d times: %q", p.Package, found, p.Old)
-	}
-	return file, bad, nil
-}
+func (p plant) bug() overlay.Bug { return overlay.Bug{Package: p.Package, Old: p.Old, New: p.New} }
 
 type finding struct{ states, rule, story string }
 
@@ -100,25 +74,11 @@ func (p plant) grow(ctx context.Context, root string) (f finding, err error) {
 		return f, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	at, bad, err := p.apply(root)
+	program, err := p.bug().Build(ctx, root, dir, "./integration/model")
 	if err != nil {
-		return f, err
-	}
-	file, overlay, program := filepath.Join(dir, "planted.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "model.test")
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{at: file}})
-	if err != nil {
-		return f, err
-	}
-	if err := errors.Join(os.WriteFile(file, []byte(bad), 0o600), os.WriteFile(overlay, replace, 0o600)); err != nil {
-		return f, err
+		return f, err //nolint:wrapcheck // it says what failed
 	}
 	//nolint:gosec // its arguments are this program's
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", program, "./integration/model")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		return f, fmt.Errorf("build: %w\n%s", err, out)
-	}
-	//nolint:gosec // likewise
 	test := exec.CommandContext(ctx, program, "-test.run", "^TestModel$", "-test.timeout", "1h", "-full", "-cluster", "^"+p.Cluster+"$")
 	out, err := test.CombinedOutput()
 	if m := foundLine.FindSubmatch(out); m != nil {

@@ -11,17 +11,17 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
+
+	"github.com/penstock-mq/penstock/integration/overlay"
 )
 
 func main() {
@@ -37,9 +37,9 @@ func main() {
 }
 
 func run(ctx context.Context, seeds int, only string, list bool, atOnce int) error {
-	root, err := moduleRoot(ctx)
+	root, err := overlay.Root(ctx)
 	if err != nil {
-		return err
+		return err //nolint:wrapcheck // it says what failed
 	}
 	if list {
 		for _, p := range plants {
@@ -92,39 +92,7 @@ func run(ctx context.Context, seeds int, only string, list bool, atOnce int) err
 
 var errMissed = errors.New("not found")
 
-func moduleRoot(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
-	if err != nil {
-		return "", fmt.Errorf("find the module: %w", err)
-	}
-	return strings.TrimSpace(string(out)), nil
-}
-
-// apply returns the file that is changed, from the module's root, and what it is with the bug in it.
-func (p plant) apply(root string) (file, bad string, err error) {
-	names, err := filepath.Glob(filepath.Join(root, p.Package, "*.go"))
-	if err != nil {
-		return "", "", fmt.Errorf("list %s: %w", p.Package, err)
-	}
-	found := 0
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		source, err := os.ReadFile(name)
-		if err != nil {
-			return "", "", fmt.Errorf("read what is to be changed: %w", err)
-		}
-		if n := strings.Count(string(source), p.Old); n > 0 {
-			found += n
-			file, bad = name, strings.Replace(string(source), p.Old, p.New, 1)
-		}
-	}
-	if found != 1 {
-		return "", "", fmt.Errorf("%s has the line %d times: %q", p.Package, found, p.Old)
-	}
-	return file, bad, nil
-}
+func (p plant) bug() overlay.Bug { return overlay.Bug{Package: p.Package, Old: p.Old, New: p.New} }
 
 var foundLine = regexp.MustCompile(`found after (\d+) seeds: ([^:]+):`)
 
@@ -136,28 +104,11 @@ func (p plant) grow(ctx context.Context, root string, seeds int) (int, string, e
 		return 0, "", err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	at, bad, err := p.apply(root)
+	program, err := p.bug().Build(ctx, root, dir, "./integration/sim")
 	if err != nil {
-		return 0, "", err
-	}
-	file, overlay, program := filepath.Join(dir, "planted.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "sim.test")
-	if err := os.WriteFile(file, []byte(bad), 0o600); err != nil {
-		return 0, "", err
-	}
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{at: file}})
-	if err != nil {
-		return 0, "", err
-	}
-	if err := os.WriteFile(overlay, replace, 0o600); err != nil {
-		return 0, "", err
+		return 0, "", err //nolint:wrapcheck // it says what failed
 	}
 	//nolint:gosec // its arguments are this program's
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags", "-s -w", "-overlay", overlay, "-o", program, "./integration/sim")
-	build.Dir = root
-	if out, err := build.CombinedOutput(); err != nil {
-		return 0, "", fmt.Errorf("build: %w\n%s", err, out)
-	}
-	//nolint:gosec // likewise
 	test := exec.CommandContext(ctx, program, "-test.run", "^TestSeed$", "-test.timeout", "1h", "-until", "-seeds", strconv.Itoa(seeds))
 	out, err := test.CombinedOutput()
 	if m := foundLine.FindSubmatch(out); m != nil {

@@ -10,7 +10,7 @@ func TestPlantsApply(t *testing.T) {
 	root := filepath.Join("..", "..", "..")
 	names := map[string]bool{}
 	for _, p := range plants {
-		if _, _, err := p.apply(root); err != nil {
+		if _, _, err := p.bug().Apply(root); err != nil {
 			t.Errorf("%s: %v", p.Name, err)
 		}
 		if names[p.Name] {
