@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,40 +45,20 @@ func TestSeed(t *testing.T) {
 		t.Run(strconv.FormatUint(wanted, 10), func(t *testing.T) { runSeed(t, wanted) })
 		return
 	}
-	// Little lives, and much is thrown away.
-	debug.SetGCPercent(-1)
-	debug.SetMemoryLimit(256 << 20)
-	began, cpuBegan := time.Now(), cpuTime()
-	var total sim.Result
-	for seed := *from; seed < *from+n; seed++ {
-		r, err := sim.Run(options(seed))
-		if err != nil {
-			var f *sim.Failure
-			if *until && errors.As(err, &f) {
-				fmt.Printf("found after %d seeds: %s: %s\n", seed-*from+1, f.Invariant, f.Detail)
-				return
-			}
-			fmt.Fprintln(os.Stderr, err)
-			t.Errorf("seed %d fails", seed)
-			continue
-		}
-		if done := seed - *from + 1; n >= 1000 && done%50 == 0 {
-			fmt.Fprintf(os.Stderr, "%d seeds, up to %d: %.1f simulated h, %v, %v of processors\n",
-				done, seed, total.Simulated.Hours(), time.Since(began).Round(time.Second), (cpuTime() - cpuBegan).Round(time.Second))
-		}
-		total.Simulated += r.Simulated
-		total.Events += r.Events
-		total.Closed += r.Closed
-		total.Boots += r.Boots
-		total.Checked += r.Checked
-		total.Served += r.Served
-		total.Trimmed += r.Trimmed
-		total.Deleted += r.Deleted
-		total.Compactions += r.Compactions
-		for i, v := range r.Appends {
-			total.Appends[i] += v
-		}
+	o := outing{began: time.Now(), cpuBegan: cpuTime(), next: *from, end: *from + n}
+	workers := runtime.GOMAXPROCS(0)
+	if *until {
+		workers = 1 // the first one is the lowest
 	}
+	var running sync.WaitGroup
+	for range workers {
+		running.Go(func() { o.run(t) })
+	}
+	running.Wait()
+	if o.found {
+		return
+	}
+	total := &o.total
 	if *seeds == 0 { // what happens in none of them is checked by none of them
 		for what, n := range map[string]int{
 			"appends stored": total.Appends[1], "appends of unknown outcome": total.Appends[3], "ledgers closed": total.Closed,
@@ -88,10 +70,77 @@ func TestSeed(t *testing.T) {
 			}
 		}
 	}
-	took, cpu := time.Since(began), cpuTime()-cpuBegan
-	t.Logf("%d seeds: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d deleted from disks, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
-		n, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Deleted, total.Compactions, total.Boots, total.Checked, total.Served,
+	took, cpu := time.Since(o.began), cpuTime()-o.cpuBegan
+	t.Logf("%d seeds, %d fail: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d deleted from disks, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
+		n, o.failed, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Deleted, total.Compactions, total.Boots, total.Checked, total.Served,
 		took.Seconds()/float64(n), cpu.Seconds()/float64(n), cpu.Seconds()/total.Simulated.Hours()/2)
+}
+
+// outing is a run of many seeds, as many at a time as there are processors.
+type outing struct {
+	mu       sync.Mutex
+	began    time.Time
+	cpuBegan time.Duration
+	next     uint64
+	end      uint64
+	done     int
+	failed   int
+	found    bool // -until has what it wanted
+	total    sim.Result
+}
+
+// run takes seeds until there are none left.
+func (o *outing) run(t *testing.T) {
+	t.Helper()
+	for {
+		o.mu.Lock()
+		seed := o.next
+		if seed >= o.end || o.found {
+			o.mu.Unlock()
+			return
+		}
+		o.next++
+		o.mu.Unlock()
+		opt := options(seed)
+		opt.Brief = *seeds > 0
+		r, err := sim.Run(opt)
+		o.ran(t, seed, r, err)
+	}
+}
+
+// ran counts a seed. A failure is told at once.
+func (o *outing) ran(t *testing.T, seed uint64, r sim.Result, err error) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.done++
+	if err != nil {
+		o.failed++
+		if f := (*sim.Failure)(nil); *until && errors.As(err, &f) {
+			fmt.Printf("found after %d seeds: %s: %s\n", o.done, f.Invariant, f.Detail)
+			o.found = true
+			return
+		}
+		fmt.Fprintf(os.Stderr, "seed %d fails: %v\n", seed, err)
+		t.Errorf("seed %d fails", seed)
+	}
+	total := &o.total
+	total.Simulated += r.Simulated
+	total.Events += r.Events
+	total.Closed += r.Closed
+	total.Boots += r.Boots
+	total.Checked += r.Checked
+	total.Served += r.Served
+	total.Trimmed += r.Trimmed
+	total.Deleted += r.Deleted
+	total.Compactions += r.Compactions
+	for i, v := range r.Appends {
+		total.Appends[i] += v
+	}
+	if o.done%50 == 0 && *seeds >= 100 {
+		fmt.Fprintf(os.Stderr, "%d seeds of %d, %d fail: %.1f simulated h, %v, %v of processors\n", o.done, *seeds, o.failed,
+			total.Simulated.Hours(), time.Since(o.began).Round(time.Second), (cpuTime() - o.cpuBegan).Round(time.Second))
+	}
 }
 
 // cpuTime is what this process has used.
@@ -104,13 +153,20 @@ func cpuTime() time.Duration {
 }
 
 func TestMain(m *testing.M) {
+	// Little lives, of a long run some hundred megabytes, and much is thrown away. What lives counts for more than it is,
+	// so that a short run is not collected all the time.
+	ballast := make([]byte, 32<<20) // never touched
+	debug.SetGCPercent(300)
+	debug.SetMemoryLimit(1200 << 20)
 	if sim.Commit == "" {
 		sim.Commit = "unknown"
 		if out, err := exec.CommandContext(context.Background(), "git", "describe", "--always", "--dirty", "--abbrev=12").Output(); err == nil {
 			sim.Commit = strings.TrimSpace(string(out))
 		}
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	runtime.KeepAlive(ballast)
+	os.Exit(code)
 }
 
 func runSeed(t *testing.T, seed uint64) {
@@ -122,13 +178,24 @@ func runSeed(t *testing.T, seed uint64) {
 	}
 }
 
-// TestTraceIsRepeatable runs seeds twice.
+// TestTraceIsRepeatable runs seeds twice: one after the other, and all at once, since whoever runs many uses all processors.
 func TestTraceIsRepeatable(t *testing.T) {
-	for seed := uint64(1); seed <= shortSet/6; seed++ {
-		a, errA := sim.Run(options(seed))
-		b, errB := sim.Run(options(seed))
-		if a != b || (errA == nil) != (errB == nil) {
-			t.Errorf("seed %d: %+v, then %+v", seed, a, b)
+	type run struct {
+		r   sim.Result
+		err error
+	}
+	first, second := make([]run, shortSet/6), make([]run, shortSet/6)
+	for i := range first {
+		first[i].r, first[i].err = sim.Run(options(uint64(i + 1)))
+	}
+	var running sync.WaitGroup
+	for i := range second {
+		running.Go(func() { second[i].r, second[i].err = sim.Run(options(uint64(i + 1))) })
+	}
+	running.Wait()
+	for i, a := range first {
+		if b := second[i]; a.r != b.r || (a.err == nil) != (b.err == nil) {
+			t.Errorf("seed %d: %+v, then %+v", i+1, a, b)
 		}
 	}
 }

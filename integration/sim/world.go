@@ -28,6 +28,8 @@ type Options struct {
 	Faults []Fault
 	// Record keeps the whole trace, for the story of a failure. Whole tells all of it, not only what touches the subject.
 	Record, Whole bool
+	// Brief leaves the story out, for which the seed is run a second time otherwise.
+	Brief bool
 }
 
 // Failure is a violated invariant.
@@ -297,7 +299,7 @@ func Run(opt Options) (res Result, failure error) {
 	if w.failure == nil {
 		return res, nil
 	}
-	if !opt.Record { // once more, for the story
+	if !opt.Record && !opt.Brief { // once more, for the story
 		opt.Record = true
 		_, again := Run(opt)
 		return res, again
