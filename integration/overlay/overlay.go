@@ -70,11 +70,16 @@ func (b Bug) Build(ctx context.Context, root, dir, target string) (program strin
 		return "", fmt.Errorf("write the bug: %w", err)
 	}
 	program = filepath.Join(dir, "planted.test")
-	//nolint:gosec // its arguments are the caller's
-	build := exec.CommandContext(ctx, "go", "test", "-c", "-vet=off", "-ldflags", "-s -w", "-overlay", replaced, "-o", program, target)
+	return program, Build(ctx, root, program, target, "-overlay", replaced)
+}
+
+// Build builds the test program of the package target as it is, with more arguments for the go command.
+func Build(ctx context.Context, root, program, target string, args ...string) error {
+	args = append([]string{"test", "-c", "-vet=off", "-ldflags", "-s -w", "-o", program}, args...)
+	build := exec.CommandContext(ctx, "go", append(args, target)...) //nolint:gosec // its arguments are the caller's
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build: %w\n%s", err, out)
+		return fmt.Errorf("build: %w\n%s", err, out)
 	}
-	return program, nil
+	return nil
 }

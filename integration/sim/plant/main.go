@@ -1,7 +1,9 @@
 // Plant proves that the simulation finds bugs: it builds the simulation with one bug at a time in it, laid over the
-// source, runs seeds until one fails, and prints how many that took.
+// source, runs seeds until one fails, and prints how many that took. A seed that fails without any bug counts for none:
+// it is reported, and the bug's count goes on after it.
 //
 //	go run ./integration/sim/plant               # all of them, as a table
+//	go run ./integration/sim/plant -write        # and puts the table in docs/testing.md
 //	go run ./integration/sim/plant -list
 //	go run ./integration/sim/plant -only fence   # those whose name has the word
 //
@@ -16,110 +18,83 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"regexp"
+	"os/signal"
+	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
+	"time"
 
 	"github.com/penstock-mq/penstock/integration/overlay"
 )
 
 func main() {
-	seeds := flag.Int("seeds", 1000, "seeds to try for each bug")
-	only := flag.String("only", "", "a word of the names of the bugs to plant")
+	var o options
+	flag.IntVar(&o.seeds, "seeds", 1000, "seeds to try for each bug")
+	flag.StringVar(&o.only, "only", "", "a word of the names of the bugs to plant")
+	flag.IntVar(&o.atOnce, "parallel", runtime.NumCPU(), "bugs at a time")
+	flag.BoolVar(&o.write, "write", false, "put the table in docs/testing.md")
 	list := flag.Bool("list", false, "print the bugs")
-	atOnce := flag.Int("parallel", runtime.NumCPU(), "bugs at a time")
 	flag.Parse()
-	if err := run(context.Background(), *seeds, *only, *list, *atOnce); err != nil {
+	if *list {
+		for _, p := range plants {
+			fmt.Printf("%s: %s\n", p.Package, p.Name)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := run(ctx, o)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "plant:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, seeds int, only string, list bool, atOnce int) error {
+type options struct {
+	seeds, atOnce int
+	only          string
+	write         bool
+}
+
+var (
+	errMissed = errors.New("not found")
+	errPart   = errors.New("-write takes all bugs, -only has some left out")
+)
+
+func run(ctx context.Context, o options) error {
+	if o.write && o.only != "" {
+		return errPart
+	}
+	began := time.Now()
 	root, err := overlay.Root(ctx)
 	if err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
-	if list {
-		for _, p := range plants {
-			fmt.Printf("%s: %s\n", p.Package, p.Name)
-		}
-		return nil
+	describe := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--abbrev=12")
+	describe.Dir = root
+	commit, err := describe.Output()
+	if err != nil {
+		return fmt.Errorf("find the version: %w", err)
 	}
-	fmt.Println("| bug | where | seeds | invariant |\n|---|---|---|---|")
-	type result struct {
-		row string
-		err error
+	dir, err := os.MkdirTemp("", "plant-")
+	if err != nil {
+		return fmt.Errorf("make room: %w", err)
 	}
-	turns := make(chan struct{}, atOnce)
-	var results []chan result // printed in the order of the bugs
+	defer func() { _ = os.RemoveAll(dir) }()
+	f := &field{ctx: ctx, root: root, dir: dir, seeds: o.seeds, turns: make(chan struct{}, max(1, o.atOnce))}
 	for _, p := range plants {
-		if !strings.Contains(p.Name, only) {
-			continue
+		if strings.Contains(p.Name, o.only) {
+			f.rows = append(f.rows, &row{plant: p})
 		}
-		done := make(chan result, 1)
-		results = append(results, done)
-		go func() {
-			turns <- struct{}{}
-			defer func() { <-turns }()
-			n, invariant, err := p.grow(ctx, root, seeds)
-			found := strconv.Itoa(n)
-			switch {
-			case err != nil:
-				err = fmt.Errorf("%s: %w", p.Name, err)
-			case n == 0:
-				found = "not in " + strconv.Itoa(seeds)
-				err = fmt.Errorf("%s: %w", p.Name, errMissed)
-			}
-			r := result{fmt.Sprintf("| %s | `%s` | %s | %s |", p.Name, strings.TrimPrefix(p.Package, "pkg/"), found, invariant), err}
-			fmt.Fprintln(os.Stderr, r.row)
-			done <- r
-		}()
 	}
-	var failures []error
-	for _, done := range results {
-		r := <-done
-		if r.err != nil {
-			failures = append(failures, r.err)
-		}
-		if r.err == nil || errors.Is(r.err, errMissed) {
-			fmt.Println(r.row)
-		}
+	if err := f.harvest(); err != nil {
+		return err
+	}
+	text := f.table() + "\n" + f.summary(strings.TrimSpace(string(commit)), time.Since(began)) + "\n"
+	fmt.Print(text)
+	failures := f.failures()
+	if o.write {
+		failures = append(failures, write(filepath.Join(root, "docs", "testing.md"), text))
 	}
 	return errors.Join(failures...)
 }
-
-var errMissed = errors.New("not found")
-
-func (p plant) bug() overlay.Bug { return overlay.Bug{Package: p.Package, Old: p.Old, New: p.New} }
-
-var foundLine = regexp.MustCompile(`found after (\d+) seeds: ([^:]+):`)
-
-// grow builds the simulation with the bug and runs it. It returns after how many seeds it was found, 0 if it was not, and
-// the invariant that it broke.
-func (p plant) grow(ctx context.Context, root string, seeds int) (int, string, error) {
-	dir, err := os.MkdirTemp("", "plant-")
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	program, err := p.bug().Build(ctx, root, dir, "./integration/sim")
-	if err != nil {
-		return 0, "", err //nolint:wrapcheck // it says what failed
-	}
-	//nolint:gosec // its arguments are this program's
-	test := exec.CommandContext(ctx, program, "-test.run", "^TestSeed$", "-test.timeout", "1h", "-until", "-seeds", strconv.Itoa(seeds))
-	out, err := test.CombinedOutput()
-	if m := foundLine.FindSubmatch(out); m != nil {
-		n, convErr := strconv.Atoi(string(m[1]))
-		return n, string(m[2]), convErr
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return 0, "", fmt.Errorf("run: %w\n%s", err, tail(out))
-	}
-	return 0, "", err
-}
-
-func tail(b []byte) []byte { return b[max(0, len(b)-2000):] }

@@ -29,6 +29,17 @@ var plants = []plant{
 		"	case l != nil && f.Term == l.acceptedTerm:\n		it.ledger = l\n		c.reply(it, nil)",
 	},
 	{
+		"a ledger that is not there is denied without a fence", "pkg/ledgerstore",
+		"		if l == nil {\n			l = c.table.create(f.Ledger)\n		}\n", "		if l == nil {\n			c.reply(it, nil)\n			return\n		}\n",
+	},
+	{
+		"an entry is denied before the fence is on disk", "integration/sim",
+		"	if !r.Recovery {\n		answer()\n		return\n	}\n",
+		"	if !r.Recovery || !b.has(r.Ledger, r.First, b.w.ghost.bodies[entryKey{r.Ledger, r.First}]) {\n" +
+			"		if r.Recovery {\n			b.store.Fence(bookiewire.Fence{Ledger: r.Ledger, Term: r.Term}, func(bookiewire.FenceReply, error) {})\n		}\n" +
+			"		answer()\n		return\n	}\n",
+	},
+	{
 		"a fence is forgotten in a restart", "pkg/ledgerstore",
 		"		if c.Term >= l.term {", "		if c.Term > l.term+1 {",
 	},
@@ -105,6 +116,18 @@ var plants = []plant{
 	{
 		"an owner's transaction does not compare its epoch", "pkg/meta",
 		"		t.compareEpoch(s, t.guard.Bundle, t.guard.Epoch)\n", "",
+	},
+	{
+		"a bundle is taken without a look at its epoch", "pkg/meta",
+		"		t.compareEpoch(s, b, cur.epoch)\n", "",
+	},
+	{
+		"a bundle is kept without a look at its epoch", "pkg/meta",
+		"		t.compareEpoch(s, b, epoch)\n", "",
+	},
+	{
+		"a cache that reads everything again keeps what was deleted", "pkg/meta",
+		"	next := newCacheState()\n	var rev int64\n", "	next := c.state\n	var rev int64\n",
 	},
 	{
 		"a takeover keeps the epoch", "pkg/meta",
@@ -255,10 +278,6 @@ var plants = []plant{
 		"a topic is trimmed by its last subscription", "pkg/subscription",
 		"		floor = min(floor, sub.trimFloor())",
 		"		floor = sub.trimFloor()",
-	},
-	{
-		"an owner that was replaced trims", "pkg/meta",
-		"		after.State, after.LastOp = LedgerDeleting, next.lastOp\n		t := txn{guard: &g}\n", "		after.State, after.LastOp = LedgerDeleting, next.lastOp\n		t := txn{}\n",
 	},
 	{
 		"an acknowledgement is confirmed before it is durable", "pkg/cursor",
