@@ -32,7 +32,7 @@ const (
 	Wipe         Fault = "wipe"           // a disk is gone for good, fewer than Qa of them
 	SyncError    Fault = "sync-error"     // a sync fails once, and what it was to bring to the disk is lost [F13]
 	WriteError   Fault = "write-error"    // a write fails once [F13]
-	BitRot       Fault = "bit-rot"        // bytes of a segment read as others for good, on fewer than Qa disks [F14]
+	BitRot       Fault = "bit-rot"        // bytes of a segment are changed, on fewer than Qa disks [F14]
 	Provoke      Fault = "provoke"        // connections break and adds are held up just when a recovery begins [F8, F12]
 	ClockStep    Fault = "clock-step"     // a machine's clock is wrong, for processes that start from now on [F18]
 	PowerCutStep Fault = "power-cut-step" // power goes in the midst of what a bookie does to its disk [F3]
@@ -225,7 +225,7 @@ func (b *bookieProcess) makeRoom() {
 	b.full, b.startedFull = false, 0
 }
 
-// rot damages a few bytes of a segment.
+// rot damages a few bytes of a segment; what is written there later is whole.
 func (b *bookieProcess) rot() {
 	names, err := b.mem.List(storeDir)
 	names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasSuffix(n, ".seg") })
@@ -242,7 +242,9 @@ func (b *bookieProcess) rot() {
 	for i := range int64(1 + b.w.rng.IntN(8)) {
 		flips = append(flips, vfs.Flip{Offset: offset + i, Mask: byte(1 + b.w.rng.IntN(255))})
 	}
-	b.disk.Add(vfs.Rule{Op: vfs.OpRead, Path: at, Flips: flips})
+	if err := b.mem.Rot(at, flips); err != nil {
+		panic(err)
+	}
 }
 
 func (w *world) block(from, to string, span time.Duration) {

@@ -103,6 +103,26 @@ func (m *Mem) CutPowerAfter(n int) {
 	m.budget = n
 }
 
+// Rot damages bytes at rest: those on disk, and as programs see them unless they have a write or a size change of their
+// own on its way there. What is written anew is whole again. Flips beyond the file's end do nothing.
+func (m *Mem) Rot(name string, flips []Flip) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	node := m.names[path.Clean(name)]
+	if node == nil || node.dir {
+		return pathError("rot", name, fs.ErrNotExist)
+	}
+	for _, f := range flips {
+		if f.Offset < int64(len(node.disk)) {
+			node.disk[f.Offset] ^= f.Mask
+		}
+		if f.Offset < int64(len(node.data)) && !slices.ContainsFunc(node.pending, func(c change) bool { return c.touches(f.Offset) }) {
+			node.data[f.Offset] ^= f.Mask
+		}
+	}
+	return nil
+}
+
 // Changes counts the changes made so far, as [Mem.CutPowerAfter] counts them.
 func (m *Mem) Changes() int {
 	m.mu.Lock()

@@ -2,6 +2,7 @@ package vfs
 
 import (
 	"bytes"
+	"errors"
 	"io/fs"
 	"math/rand/v2"
 	"strings"
@@ -260,5 +261,58 @@ func TestCapacity(t *testing.T) {
 	must(t, err)
 	if u.Total != 1000 || u.Free != 0 {
 		t.Errorf("usage beside others %+v", u)
+	}
+}
+
+func TestRot(t *testing.T) {
+	t.Parallel()
+	m := NewMem()
+	f, err := m.Create("f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(s string, off int64) {
+		t.Helper()
+		if _, err := f.WriteAt([]byte(s), off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sync := func() {
+		t.Helper()
+		if err := errors.Join(f.Sync(), m.SyncDir(".")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when, want string) {
+		t.Helper()
+		b := make([]byte, len(want))
+		if _, err := f.ReadAt(b, 0); err != nil || string(b) != want {
+			t.Errorf("%s: %q, %v; want %q", when, b, err, want)
+		}
+	}
+	write("aaaa", 0)
+	sync()
+	write("bb", 2)
+	if err := m.Rot("f", []Flip{{Offset: 1, Mask: 'a' ^ 'x'}, {Offset: 2, Mask: 'a' ^ 'x'}, {Offset: 9, Mask: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	check("with a write on its way", "axbb")
+	lost := m.Clone()
+	lost.Crash(nil)
+	g, err := lost.OpenRead("f")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 4)
+	if _, err := g.ReadAt(b, 0); err != nil || string(b) != "axxa" {
+		t.Errorf("after the write was lost: %q, %v", b, err)
+	}
+	sync()
+	check("synced", "axbb")
+	write("a", 1)
+	sync()
+	check("written anew", "aabb")
+	if err := m.Rot("g", nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of a file that is not there: %v", err)
 	}
 }

@@ -175,6 +175,11 @@ func (c change) apply(disk []byte) []byte {
 	return disk
 }
 
+// touches reports whether the change decides the byte at off.
+func (c change) touches(off int64) bool {
+	return off >= c.size || c.write && off >= c.off && off < c.off+int64(len(c.data))
+}
+
 // forgetUnsynced is what a kernel does when writing back fails: the pages stay as they are in memory and count as
 // clean, so that no later sync brings them to disk. Only the sizes still get there. Each file that is open is told by
 // its next sync, once; f by this one.
