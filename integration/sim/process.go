@@ -145,7 +145,8 @@ type task struct {
 	w     *worker
 	f     func(t *task)
 	ended bool
-	dead  bool // it is being unwound
+	dead  bool   // it is being unwound
+	after func() // if set, it is called each time when it has run until a wait
 
 	// What Wait waits for, and what came of it.
 	ctx      context.Context //nolint:containedctx // of the wait
@@ -213,6 +214,9 @@ func (t *task) step() {
 	k.running = t
 	begin, _ := t.w.next()
 	k.running = outer
+	if t.after != nil {
+		t.after()
+	}
 	if t.ended {
 		t.w.t = nil
 		k.workers = append(k.workers, t.w)

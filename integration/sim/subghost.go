@@ -16,9 +16,10 @@ import (
 type subGhost struct {
 	t        *dataTopic
 	name     string
-	created  bool // for sure
-	ensured  bool // somebody asked for it
-	removing bool // somebody asked for its removal, whose outcome is not known
+	uuid     entry.UUID // tells it from others of its name; zero: nobody has seen it yet
+	created  bool       // for sure
+	ensured  bool       // somebody asked for it
+	removing bool       // somebody asked for its removal, whose outcome is not known
 	gens     map[cursor.Generation]*genGhost
 	sure     cursor.Generation // the highest that is durable by the broker's word
 	newest   *view
@@ -42,46 +43,87 @@ type view struct {
 	gen       *genGhost
 	has       cursor.RangeSet // what is acknowledged, above base
 	early     map[entry.Offset]time.Duration
-	seeks     []*seekGhost
 	consumers []*consuming
 }
 
+// seekGhost is a move that somebody asked for.
 type seekGhost struct {
 	to  entry.Offset
-	gen *genGhost
+	gen *genGhost // that it began
 }
 
 func (t *dataTopic) sub(name string) *subGhost {
 	g := t.subs[name]
 	if g == nil {
-		g = &subGhost{t: t, name: name, gens: map[cursor.Generation]*genGhost{}}
+		g = t.newSub(name)
 		t.subs[name] = g
 	}
 	return g
 }
 
+func (t *dataTopic) newSub(name string) *subGhost {
+	return &subGhost{t: t, name: name, gens: map[cursor.Generation]*genGhost{}}
+}
+
 // ensuring notes that a subscription is asked for: it may exist from now on.
 func (t *dataTopic) ensuring(name string) { t.sub(name).ensured = true }
 
+// outdated reports whether a later owner than st's has read the subscriptions: nothing that st does to them lasts.
+func (st *servedTopic) outdated() bool { return st.t.opened > st.s.guard.Epoch }
+
 // view returns the ghost's side of a subscription.
 func (st *servedTopic) view(sub *subscription.Subscription) *view {
-	v := st.views[sub.Name()]
-	if v == nil || v.sub != sub {
-		g := st.t.sub(sub.Name())
-		if v != nil || g.removing { // it was removed, and is another one
-			g = &subGhost{t: st.t, name: sub.Name(), ensured: true, gens: map[cursor.Generation]*genGhost{}}
-			st.t.subs[sub.Name()] = g
+	if v := st.views[sub.Name()]; v != nil && v.sub == sub {
+		return v
+	}
+	return st.see(sub) // it was made, or read again after a removal that failed
+}
+
+// see begins the ghost's side of a subscription that somebody has just made, or read.
+func (st *servedTopic) see(sub *subscription.Subscription) *view {
+	t, n := st.t, sub.Generation()
+	g := t.sub(sub.Name())
+	v := &view{t: t, st: st, sub: sub, early: map[entry.Offset]time.Duration{}}
+	st.views[sub.Name()] = v
+	switch known := g.uuid; {
+	case known == sub.UUID():
+	case st.outdated(): // it is gone since, or never lasted
+		g = t.newSub(sub.Name())
+	case known != entry.UUID{}:
+		if g.created && !g.removing {
+			v.g = g
+			v.fail("I7", "it is another one than was made, which nobody removed")
 		}
-		v = &view{t: st.t, st: st, g: g, sub: sub, early: map[entry.Offset]time.Duration{}}
-		st.views[sub.Name()] = v
-		v.gen = &genGhost{base: sub.Floor(), since: int64(st.s.m.w.now)}
-		if !g.outdated(st) {
-			g.newest, g.gens[0] = v, v.gen
-		}
-		if v.gen.base > 0 {
-			v.has.Add(cursor.Range{End: v.gen.base})
+		g = t.newSub(sub.Name())
+		g.ensured = true
+		t.subs[g.name] = g
+	}
+	g.uuid, v.g, v.gen = sub.UUID(), g, g.gens[n]
+	if st.outdated() { // who was replaced reads what was, and changes nothing any more
+		v.gen = &genGhost{number: n, base: sub.Floor()}
+		v.read()
+		return v
+	}
+	switch {
+	case !g.ensured:
+		v.fail("I7", "it is there, and was removed, or never made")
+	case n < g.sure:
+		v.fail("I6", "it is in generation %d, a seek that made it %d was confirmed", n, g.sure)
+	case v.gen == nil && n > 0:
+		v.fail("I6", "it is in generation %d, which no seek made", n)
+	}
+	if v.gen == nil {
+		v.gen = &genGhost{number: n, base: sub.Floor(), since: int64(st.s.m.w.now)}
+		g.gens[n] = v.gen
+	}
+	for m := range g.gens {
+		if m > n {
+			delete(g.gens, m) // these seeks did not last
 		}
 	}
+	g.newest = v
+	missing := v.read()
+	v.checkLoaded(&missing)
 	return v
 }
 
@@ -96,58 +138,19 @@ func (v *view) trace(format string, args ...any) {
 // loaded holds what a new owner has read of the subscriptions against what was promised.
 func (st *servedTopic) loaded(subs []*subscription.Subscription) {
 	t, w := st.t, st.t.m.w
+	t.opened = max(t.opened, st.s.guard.Epoch)
 	for _, name := range slices.Sorted(maps.Keys(t.subs)) {
 		g := t.subs[name]
 		found := slices.ContainsFunc(subs, func(s *subscription.Subscription) bool { return s.Name() == g.name })
-		if g.created && !g.removing && !found && !g.outdated(st) {
+		if g.created && !g.removing && !found && !st.outdated() {
 			w.fail("I7", t.subject(), "%s of %s is gone at %s", g.name, t.name, st.s.b.name)
 		}
 	}
 	for _, sub := range subs {
-		g := t.sub(sub.Name())
-		n := sub.Generation()
-		if g.newest != nil {
-			g.newest.sync() // it may have moved it just before
+		if v := st.see(sub); !st.outdated() {
+			v.g.removing = false
 		}
-		if g.outdated(st) { // who was replaced reads what was, and changes nothing any more
-			v := &view{t: t, st: st, g: g, sub: sub, early: map[entry.Offset]time.Duration{}, gen: &genGhost{number: n, base: sub.Floor()}}
-			v.read()
-			st.views[sub.Name()] = v
-			continue
-		}
-		if !g.ensured {
-			w.fail("I7", t.subject(), "%s of %s is there at %s, and was removed, or never made", g.name, t.name, st.s.b.name)
-			return
-		}
-		g.removing = false
-		v := &view{t: t, st: st, g: g, sub: sub, early: map[entry.Offset]time.Duration{}, gen: g.gens[n]}
-		st.views[sub.Name()] = v
-		if n < g.sure {
-			v.fail("I6", "it is in generation %d, a seek that made it %d was confirmed", n, g.sure)
-			return
-		}
-		if v.gen == nil {
-			if n > 0 {
-				v.fail("I6", "it is in generation %d, which no seek made", n)
-				return
-			}
-			v.gen = &genGhost{base: sub.Floor(), since: int64(w.now)}
-			g.gens[0] = v.gen
-		}
-		for m := range g.gens {
-			if m > n {
-				delete(g.gens, m) // these seeks did not last
-			}
-		}
-		g.newest = v
-		missing := v.read()
-		v.checkLoaded(&missing)
 	}
-}
-
-// outdated reports whether a later owner than st's has the subscription.
-func (g *subGhost) outdated(st *servedTopic) bool {
-	return g.newest != nil && g.newest.st.s.guard.Epoch > st.s.guard.Epoch
 }
 
 // read notes what was loaded, and returns what is not acknowledged.
@@ -224,34 +227,36 @@ func (v *view) genOf(incarnation []byte) *genGhost {
 	return v.gen
 }
 
-// sync follows moves, which happen before they are confirmed.
+// sync holds the subscription's generation against its moves: each is seen as soon as it happens.
 func (v *view) sync() {
-	for n := v.sub.Generation(); v.gen.number < n; {
-		if len(v.seeks) == 0 {
-			v.fail("I6", "it is in generation %d, and nobody moved it", n)
-			return
-		}
-		// A move below what is being trimmed waits, and goes to what is left: each begins where it finds the subscription.
-		i, base := 0, v.seeks[0].to
-		if v.gen.number+1 == n {
-			base = v.sub.Floor() // nothing was acknowledged since
-			i = max(0, slices.IndexFunc(v.seeks, func(s *seekGhost) bool { return s.to == base }))
-		}
-		s := v.seeks[i]
-		v.seeks = slices.Delete(v.seeks, i, i+1)
-		if base < s.to || base > max(s.to, v.t.start) && v.st.trimming == 0 {
-			v.fail("seek", "it is to be moved to %d, and is at %d", s.to, base)
-		}
-		s.gen = &genGhost{number: v.gen.number + 1, base: base, since: int64(v.t.m.w.now)}
-		v.gen = s.gen
-		if v.g.newest == v {
-			v.g.gens[s.gen.number] = s.gen
-		}
-		v.has = cursor.RangeSet{}
-		v.has.Add(cursor.Range{End: base})
-		clear(v.early)
-		v.trace("moved to %d, generation %d", base, s.gen.number)
+	if n := v.sub.Generation(); n != v.gen.number {
+		v.fail("I6", "it is in generation %d, and nobody moved it since generation %d", n, v.gen.number)
 	}
+}
+
+// moves looks whether a move has just happened, which is before it is confirmed. A move below what was trimmed goes to what
+// is left.
+func (v *view) moves(s *seekGhost) {
+	n := v.sub.Generation()
+	if n == v.gen.number {
+		return
+	}
+	base := v.sub.Floor() // nothing was acknowledged since
+	switch left := v.st.log.Earliest(); {
+	case s.gen != nil || n != v.gen.number+1:
+		v.fail("I6", "a move to %d takes it from generation %d to %d", s.to, v.gen.number, n)
+	case base != max(s.to, left) || left > v.t.start:
+		v.fail("seek", "it is to be moved to %d, and is at %d; the topic begins at %d", s.to, base, left)
+	}
+	s.gen = &genGhost{number: n, base: base, since: int64(v.t.m.w.now)}
+	v.gen = s.gen
+	if v.g.newest == v {
+		v.g.gens[n] = s.gen
+	}
+	v.has = cursor.RangeSet{}
+	v.has.Add(cursor.Range{End: base})
+	clear(v.early)
+	v.trace("moved to %d, generation %d", base, n)
 }
 
 // applies notes acknowledgements that may be found from now on.
@@ -397,11 +402,12 @@ func (v *view) seek(ctx context.Context, how int) {
 		to = entry.Offset(w.rng.Uint64N(uint64(log.Next()) + 1))
 	case 3:
 		at := w.clock().Add(-w.between(0, 20*time.Second)).UnixMilli()
+		known := log.Next() // who was replaced does not know of more
 		var err error
 		if to, err = log.OffsetAt(ctx, at); err != nil {
 			return
 		}
-		for o := t.start; o < entry.Offset(len(t.times)); o++ {
+		for o := t.start; o < min(known, entry.Offset(len(t.times))); o++ {
 			if o < to != (t.times[o] < at) && to > t.start {
 				v.fail("seek", "offset %d was stored at %d; from time %d on it begins at offset %d", o, t.times[o], at, to)
 				break
@@ -420,30 +426,23 @@ func (v *view) seek(ctx context.Context, how int) {
 			v.fail("seek", "offset %d is at %v, which is at offset %d", o, at, to)
 		}
 	}
-	v.sync()
-	s, before := &seekGhost{to: to}, v.gen.number
-	v.seeks = append(v.seeks, s)
+	s := &seekGhost{to: to}
 	v.trace("is to be moved to %d", to)
+	w.running.after = func() { v.moves(s) }
 	err := v.sub.Seek(ctx, to)
-	v.sync()
-	if i := slices.Index(v.seeks, s); i >= 0 {
-		v.seeks = slices.Delete(v.seeks, i, i+1)
-	}
+	v.moves(s)
+	w.running.after = nil
 	if err != nil {
 		return
 	}
 	if s.gen == nil {
-		if v.gen.number == before {
-			v.fail("seek", "it was moved to %d, and is not", to)
-		}
-		return // taken for another one
+		v.fail("seek", "it was moved to %d, and is not", to)
+		return
 	}
-	if v.g.newest == v || v.g.newest.gen.number < s.gen.number {
-		if v.g.newest != v {
-			v.fail("I6", "a move to %d is confirmed, and the next owner has not read that", to)
-		}
-		v.g.sure = max(v.g.sure, s.gen.number)
+	if n := v.g.newest; n != nil && n != v && n.gen.number < s.gen.number {
+		v.fail("I6", "a move to %d is confirmed, and the next owner has not read that", to)
 	}
+	v.g.sure = max(v.g.sure, s.gen.number)
 	v.trace("moved to %d, confirmed", to)
 }
 

@@ -40,6 +40,7 @@ type truth struct {
 	run     entry.LedgerID // the last one that is in log
 	newest  map[string]*message
 	subs    map[string]*subGhost
+	opened  entry.Epoch // of the newest owner that has read them
 	trims   []trimGhost
 	start   entry.Offset // what is not trimmed
 }

@@ -22,6 +22,7 @@ import (
 type Subscription struct {
 	set  *Set
 	name string
+	uuid entry.UUID
 	made cursor.Ticket // of its making, if that was here
 
 	mu       sync.Mutex
@@ -46,11 +47,14 @@ type ackWaiter struct {
 }
 
 func newSubscription(set *Set, cur *cursor.Cursor) *Subscription {
-	return &Subscription{set: set, name: cur.Meta().Name, cur: cur, consumers: map[dispatch.ConsumerID]*Consumer{}}
+	return &Subscription{set: set, name: cur.Meta().Name, uuid: cur.Meta().UUID, cur: cur, consumers: map[dispatch.ConsumerID]*Consumer{}}
 }
 
 // Name returns the subscription's name.
 func (s *Subscription) Name() string { return s.name }
+
+// UUID tells the subscription from others of its name, before it and after it.
+func (s *Subscription) UUID() entry.UUID { return s.uuid }
 
 // Floor returns the offset below which everything is acknowledged.
 func (s *Subscription) Floor() entry.Offset {
@@ -448,7 +452,6 @@ func (s *Subscription) attach(stream Stream, kind Type, who dispatch.Consumer) (
 	s.mu.Lock()
 	err := s.refusal()
 	generation, floor := s.cur.Generation(), s.cur.Floor()
-	uuid := s.cur.Meta().UUID
 	var retries []dispatch.Retry
 	for r, retry := range s.cur.Retries().All() {
 		retries = append(retries, dispatch.Retry{Range: r, Count: retry.Count, NotBefore: time.UnixMilli(retry.NotBefore), Reason: retry.Reason})
@@ -467,7 +470,7 @@ func (s *Subscription) attach(stream Stream, kind Type, who dispatch.Consumer) (
 	}
 	c := &Consumer{
 		set: s.set, sub: s, stream: stream, runner: s.runner, generation: generation,
-		incarnation: binary.BigEndian.AppendUint32(uuid[:], uint32(generation)),
+		incarnation: binary.BigEndian.AppendUint32(s.uuid[:], uint32(generation)),
 	}
 	if c.id, err = s.runner.AddConsumer(who, stream); err != nil {
 		return nil, err //nolint:wrapcheck // it says who is in the way
