@@ -37,7 +37,9 @@ const (
 	RetryConsumerGone                        // its consumer left without acknowledging
 )
 
-// Retry is what is remembered of an unacknowledged message that is to be delivered again.
+// Retry is what is remembered of an unacknowledged message that is to be delivered again. NotBefore is a time of the clock of
+// the process that has the cursor. What is written is how long that is from then on, and whoever loads it waits as long by
+// its own clock: no two clocks are compared, of which one may be wrong by any amount.
 type Retry struct {
 	Count     uint32 // deliveries before the next one
 	NotBefore int64  // Unix milliseconds, ≥ 0; 0 is at once
@@ -472,8 +474,8 @@ func (b Batch) Split(maxBytes int) [][]Record {
 }
 
 // Take returns the records of all pending changes; ok is false when there are none. Batches must reach the
-// log in the order of Take, and be confirmed in it; several may be under way.
-func (c *Cursor) Take() (b Batch, ok bool) {
+// log in the order of Take, and be confirmed in it; several may be under way. now is the time in Unix milliseconds.
+func (c *Cursor) Take(now int64) (b Batch, ok bool) {
 	if !c.Pending() {
 		return Batch{}, false
 	}
@@ -496,7 +498,7 @@ func (c *Cursor) Take() (b Batch, ok bool) {
 	slices.Sort(c.dirty)
 	for _, number := range c.dirty {
 		if p := c.pages[number]; p != nil && p.dirty {
-			b.Records = c.pageRecords(b.Records, p)
+			b.Records = c.pageRecords(b.Records, p, now)
 		}
 	}
 	c.dirty = c.dirty[:0]
@@ -505,7 +507,7 @@ func (c *Cursor) Take() (b Batch, ok bool) {
 }
 
 // pageRecords appends the records of a page's pending changes.
-func (c *Cursor) pageRecords(dst []Record, p *page) []Record {
+func (c *Cursor) pageRecords(dst []Record, p *page, now int64) []Record {
 	p.dirty = false
 	if !p.whole {
 		if p.number == uint64(c.floor)>>pageBits {
@@ -517,7 +519,7 @@ func (c *Cursor) pageRecords(dst []Record, p *page) []Record {
 		}
 		if p.deltaBytes < max(minDeltaBytes, p.snapBytes) && p.seq-p.snapSeq < maxDeltas {
 			p.seq++
-			r := c.deltaRecord(p)
+			r := c.deltaRecord(p, now)
 			p.deltaBytes += r.Size()
 			p.pend, p.pendRetry = p.pend[:0], p.pendRetry[:0]
 			return append(dst, r)
@@ -527,7 +529,7 @@ func (c *Cursor) pageRecords(dst []Record, p *page) []Record {
 	old.hasSnap = false // it is overwritten
 	p.acked.shrink()
 	p.hasSnap, p.snapSeq = true, p.seq
-	r := c.pageRecord(p)
+	r := c.pageRecord(p, now)
 	p.snapBytes, p.deltaBytes = r.Size(), 0
 	p.whole, p.pend, p.pendRetry = false, nil, nil
 	return old.deletions(append(dst, r), c.meta.UUID)

@@ -3,6 +3,7 @@ package cursor
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand"
 	"reflect"
 	"runtime"
@@ -62,7 +63,7 @@ func (l *log) bytes() int {
 
 // store takes what is pending, writes it and confirms it.
 func (l *log) store(c *Cursor) {
-	if b, ok := c.Take(); ok {
+	if b, ok := c.Take(0); ok {
 		l.write(b.Records)
 		c.Confirm(b.Seq)
 	}
@@ -120,7 +121,7 @@ func TestTicketOfAnAckedButNotDurableMessageWaitsForItsBatch(t *testing.T) {
 	t.Parallel()
 	c := newCursor(t, 0)
 	first := ack(t, c, 5, 6)
-	b, _ := c.Take()
+	b, _ := c.Take(0)
 	again := ack(t, c, 5, 6) // applied already, on its way
 	if again != first || c.Durable() >= again {
 		t.Fatalf("ticket %d for what ticket %d covers, durable %d", again, first, c.Durable())
@@ -144,9 +145,9 @@ func TestTrimFloorFollowsWhatIsDurableAndFallsAtOnceOnSeekBack(t *testing.T) {
 	if c.Floor() != 200 || c.TrimFloor() != 100 {
 		t.Fatalf("floor %d trim %d; want 200, 100", c.Floor(), c.TrimFloor())
 	}
-	b1, _ := c.Take()
+	b1, _ := c.Take(0)
 	ack(t, c, 200, 300)
-	b2, _ := c.Take()
+	b2, _ := c.Take(0)
 	if c.Confirm(b1.Seq); c.TrimFloor() != 200 {
 		t.Fatalf("trim floor %d, want 200", c.TrimFloor())
 	}
@@ -154,7 +155,7 @@ func TestTrimFloorFollowsWhatIsDurableAndFallsAtOnceOnSeekBack(t *testing.T) {
 	if c.TrimFloor() != 50 {
 		t.Fatalf("trim floor %d after a seek to 50", c.TrimFloor())
 	}
-	b3, _ := c.Take()
+	b3, _ := c.Take(0)
 	if c.Confirm(b2.Seq); c.TrimFloor() != 50 {
 		t.Fatalf("trim floor %d while the seek to 50 is under way", c.TrimFloor())
 	}
@@ -234,7 +235,7 @@ func TestRetryLivesUntilTheMessageIsAcked(t *testing.T) {
 	l.store(c)
 	ack(t, c, 10, 11)
 	l.store(c)
-	c, err := Load(l.records())
+	c, err := Load(l.records(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,6 +243,44 @@ func TestRetryLivesUntilTheMessageIsAcked(t *testing.T) {
 		got, ok := c.Retry(o)
 		if expect := o == 11 || o == 13 || o == 14; ok != expect || ok && got != want {
 			t.Errorf("retry of %d is %+v, %v", o, got, ok)
+		}
+	}
+}
+
+// A delay goes on where it was when it was written, whatever the clock of whoever loads it shows.
+func TestADelayNeedsNoCommonClock(t *testing.T) {
+	t.Parallel()
+	const day, noon = 86_400_000, int64(1_700_000_000_000)
+	c := newCursor(t, 0)
+	var l log
+	for i, notBefore := range []int64{noon + 5000, noon + 500, 0, math.MaxInt64} {
+		if _, err := c.SetRetry(0, 100, Range{entry.Offset(i), entry.Offset(i) + 1}, Retry{Count: 1, NotBefore: notBefore, Reason: RetryNacked}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(now int64) {
+		b, _ := c.Take(now)
+		l.write(b.Records)
+	}
+	for _, whole := range []bool{false, true} { // as a change, and in a page
+		if whole {
+			c.pages[0].whole = true
+			c.changed(c.pages[0])
+		}
+		write(noon + 1000)
+		for _, now := range []int64{noon - day, noon, noon + day, 0} {
+			heir, err := Load(l.records(), now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for o, want := range []int64{now + 4000, 0, 0, now + math.MaxInt64 - noon - 1000} {
+				if want < 0 {
+					want = math.MaxInt64
+				}
+				if got, ok := heir.Retry(entry.Offset(o)); !ok || got.NotBefore != want {
+					t.Errorf("loaded at %d: offset %d waits until %d, want %d", now, o, got.NotBefore, want)
+				}
+			}
 		}
 	}
 }
@@ -260,7 +299,7 @@ func TestDamageRefusesAndNeverResets(t *testing.T) {
 	}
 	l.store(c) // a snapshot of page 1
 	records := l.records()
-	if _, err := Load(records); err != nil {
+	if _, err := Load(records, 0); err != nil {
 		t.Fatal(err)
 	}
 	for i, r := range records {
@@ -272,13 +311,13 @@ func TestDamageRefusesAndNeverResets(t *testing.T) {
 			broken[i].Value = append([]byte{}, r.Value...)
 			broken[i].Value[bit/8] ^= 1 << (bit % 8)
 			var corrupt *CorruptError
-			if _, err := Load(broken); !errors.As(err, &corrupt) || corrupt.Kind != r.Kind {
+			if _, err := Load(broken, 0); !errors.As(err, &corrupt) || corrupt.Kind != r.Kind {
 				t.Fatalf("kind %d with bit %d flipped: %v", r.Kind, bit, err)
 			}
 		}
 		for _, lost := range []uint8{KindSubscription, KindState} {
 			if r.Kind == lost {
-				if _, err := Load(append(append([]Record{}, records[:i]...), records[i+1:]...)); err == nil {
+				if _, err := Load(append(append([]Record{}, records[:i]...), records[i+1:]...), 0); err == nil {
 					t.Fatalf("loaded without its record of kind %d", lost)
 				}
 			}
@@ -292,7 +331,7 @@ func TestDamageRefusesAndNeverResets(t *testing.T) {
 		}
 	}
 	var corrupt *CorruptError
-	if _, err := Load(gap); !errors.As(err, &corrupt) || corrupt.Kind != KindDelta {
+	if _, err := Load(gap, 0); !errors.As(err, &corrupt) || corrupt.Kind != KindDelta {
 		t.Fatalf("a lost change was not noticed: %v", err)
 	}
 }
@@ -434,7 +473,7 @@ func TestMatchesNaiveMap(t *testing.T) {
 				l.store(c)
 				before := c
 				var err error
-				if c, err = Load(l.records()); err != nil {
+				if c, err = Load(l.records(), 0); err != nil {
 					t.Fatal(err)
 				}
 				if c.Meta() != before.Meta() || c.Generation() != before.Generation() || c.TrimFloor() != before.TrimFloor() {
@@ -442,7 +481,7 @@ func TestMatchesNaiveMap(t *testing.T) {
 				}
 			},
 			"torn": func(t *rapid.T) { // only a prefix of the last batch got there: all old acks are kept, none invented
-				b, ok := c.Take()
+				b, ok := c.Take(0)
 				if !ok {
 					t.Skip()
 				}
@@ -454,8 +493,8 @@ func TestMatchesNaiveMap(t *testing.T) {
 				if len(part.live) == 0 {
 					return
 				}
-				old, oldErr := Load(l.records())
-				got, err := Load(part.records())
+				old, oldErr := Load(l.records(), 0)
+				got, err := Load(part.records(), 0)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -497,7 +536,7 @@ func TestDeletionCutShortIsFinishedByPurge(t *testing.T) {
 			continue
 		}
 		if len(live) > 0 {
-			if _, err := Load(live); !errors.Is(err, ErrDeleted) {
+			if _, err := Load(live, 0); !errors.Is(err, ErrDeleted) {
 				t.Fatalf("after %d records: %v", n, err)
 			}
 			part.write(Purge(live))
@@ -520,7 +559,7 @@ func TestGroupTellsSubscriptionsApart(t *testing.T) {
 	if err != nil || len(groups) != 2 {
 		t.Fatalf("%d groups, %v", len(groups), err)
 	}
-	got, err := Load(groups[entry.UUID{9}])
+	got, err := Load(groups[entry.UUID{9}], 0)
 	if err != nil || got.Meta().Name != "b" || got.Floor() != 2 {
 		t.Fatalf("%+v, %v", got, err)
 	}
@@ -546,7 +585,7 @@ func TestThirtyMillionHoles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b, _ := c.Take()
+	b, _ := c.Take(0)
 	memory := heap() - before
 	l.write(b.Records)
 	c.Confirm(b.Seq)
@@ -563,7 +602,7 @@ func TestThirtyMillionHoles(t *testing.T) {
 	if c.Holes() != holes || memory > 64<<20 || l.bytes() > 16<<20 || largest > 1<<20 {
 		t.Fatal("that is not within 64 MiB of memory and 16 MiB of log")
 	}
-	loaded, err := Load(l.records())
+	loaded, err := Load(l.records(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -589,7 +628,7 @@ func TestLogStaysInProportion(t *testing.T) {
 	for i, o := range order[:end/2] {
 		ack(t, c, entry.Offset(o), entry.Offset(o)+1)
 		if i%100 == 99 {
-			b, _ := c.Take()
+			b, _ := c.Take(0)
 			for _, r := range b.Records {
 				written += r.Size()
 			}
@@ -613,7 +652,7 @@ func BenchmarkAckInOrder(b *testing.B) {
 	for i := range b.N {
 		_, _ = c.Ack(0, maxOffset, Range{entry.Offset(i), entry.Offset(i) + 1})
 		if i%256 == 255 {
-			batch, _ := c.Take()
+			batch, _ := c.Take(0)
 			c.Confirm(batch.Seq)
 		}
 	}
@@ -628,7 +667,7 @@ func BenchmarkAckShuffled(b *testing.B) { // as Shared consumers do: nearly in o
 		o := entry.Offset(i&^1023 + order[i&1023])
 		_, _ = c.Ack(0, maxOffset, Range{o, o + 1})
 		if i%256 == 255 {
-			batch, _ := c.Take()
+			batch, _ := c.Take(0)
 			c.Confirm(batch.Seq)
 		}
 	}
@@ -642,7 +681,7 @@ func BenchmarkAckRandom(b *testing.B) { // the floor stays, 64 pages fill up
 		o := entry.Offset(1 + rng.Intn(64*pageSize))
 		_, _ = c.Ack(0, maxOffset, Range{o, o + 1})
 		if i%256 == 255 {
-			if batch, ok := c.Take(); ok {
+			if batch, ok := c.Take(0); ok {
 				c.Confirm(batch.Seq)
 			}
 		}
@@ -663,11 +702,11 @@ func TestTheLargestPageFitsIntoTheStateLog(t *testing.T) {
 				t.Fatal(err)
 			}
 			if o%32768 == 1 {
-				b, _ := c.Take()
+				b, _ := c.Take(0)
 				l.write(b.Records)
 			}
 		}
-		b, _ := c.Take()
+		b, _ := c.Take(0)
 		l.write(b.Records)
 	}
 	for _, r := range l.records() {
@@ -677,7 +716,7 @@ func TestTheLargestPageFitsIntoTheStateLog(t *testing.T) {
 	if largest > statelog.MaxValue || largest < 1<<20 {
 		t.Fatalf("a record has %d bytes, the state log takes %d", largest, statelog.MaxValue)
 	}
-	again, err := Load(l.records())
+	again, err := Load(l.records(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

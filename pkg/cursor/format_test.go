@@ -41,16 +41,16 @@ func hexBlock(t *testing.T, name string) []byte {
 func TestFormatsPage(t *testing.T) {
 	t.Parallel()
 	c := newCursor(t, 100)
-	first, _ := c.Take()
+	first, _ := c.Take(0)
 	ack(t, c, 65700, 65703)
 	ack(t, c, 65710, 65711)
 	if _, err := c.SetRetry(0, maxOffset, Range{65720, 65722}, Retry{Count: 2, NotBefore: 1700000000500, KeyHash: 0xdeadbeef, Reason: RetryNacked}); err != nil {
 		t.Fatal(err)
 	}
-	second, _ := c.Take()
+	second, _ := c.Take(1700000000000)
 	c.pages[1].whole = true
 	c.changed(c.pages[1])
-	third, _ := c.Take()
+	third, _ := c.Take(1700000000000)
 	page := map[string]Record{}
 	for _, b := range []Batch{first, second, third} {
 		for _, r := range b.Records {
@@ -67,7 +67,7 @@ func TestFormatsPage(t *testing.T) {
 		}
 	}
 	for _, change := range []string{"cursor-delta", "cursor-page"} {
-		got, err := Load([]Record{page["cursor-subscription"], page["cursor-state"], page[change]})
+		got, err := Load([]Record{page["cursor-subscription"], page["cursor-state"], page[change]}, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,7 +80,7 @@ func TestFormatsPage(t *testing.T) {
 // loadAndStore checks what must hold of any records that load: storing everything anew changes nothing.
 func loadAndStore(t *testing.T, records []Record) {
 	t.Helper()
-	c, err := Load(records)
+	c, err := Load(records, 0)
 	if err != nil {
 		var corrupt *CorruptError
 		if !errors.As(err, &corrupt) && !errors.Is(err, ErrDeleted) {
@@ -99,7 +99,7 @@ func loadAndStore(t *testing.T, records []Record) {
 	}
 	c.metaDirty, c.stateDirty = true, true
 	l.store(c)
-	again, err := Load(l.records())
+	again, err := Load(l.records(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,13 +160,13 @@ func FuzzLoad(f *testing.F) {
 // FuzzValues gets past the checksums: the values are the fuzzer's, sealed.
 func FuzzValues(f *testing.F) {
 	c := newCursor(f, 100)
-	first, _ := c.Take()
+	first, _ := c.Take(0)
 	ack(f, c, 110, 120)
 	_, _ = c.SetRetry(0, maxOffset, Range{130, 132}, Retry{Count: 1, Reason: RetryNacked})
-	second, _ := c.Take()
+	second, _ := c.Take(0)
 	c.pages[0].whole = true
 	c.changed(c.pages[0])
-	third, _ := c.Take()
+	third, _ := c.Take(0)
 	body := func(r Record) []byte { return r.Value[:len(r.Value)-crcBytes] }
 	f.Add(body(first.Records[0]), body(first.Records[1]), body(third.Records[0]), body(second.Records[0]), uint64(0))
 	f.Add(body(first.Records[0]), body(first.Records[1]), []byte{1, 2, 0}, []byte{1, 0, 0}, uint64(1))
@@ -190,15 +190,15 @@ func FuzzValues(f *testing.F) {
 func TestValuesOfAnotherVersionAreRefused(t *testing.T) {
 	t.Parallel()
 	c := newCursor(t, 0)
-	b, _ := c.Take()
+	b, _ := c.Take(0)
 	v := append([]byte{}, b.Records[1].Value...)
 	v[0] = 2
-	_, err := Load([]Record{b.Records[0], seal(KindState, testUUID[:], v[:len(v)-crcBytes])})
+	_, err := Load([]Record{b.Records[0], seal(KindState, testUUID[:], v[:len(v)-crcBytes])}, 0)
 	if err == nil || !strings.Contains(err.Error(), "version 2") {
 		t.Fatalf("got %v", err)
 	}
 	other := entry.UUID{7}
-	if _, err := Load([]Record{b.Records[0], {Kind: KindState, Key: other[:], Value: b.Records[1].Value}}); err == nil {
+	if _, err := Load([]Record{b.Records[0], {Kind: KindState, Key: other[:], Value: b.Records[1].Value}}, 0); err == nil {
 		t.Fatal("a record of another subscription was accepted")
 	}
 }

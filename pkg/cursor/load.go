@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -60,8 +61,8 @@ type loadedPage struct {
 // Load builds a cursor from the records of one subscription: what the log holds live, in any order, or any
 // prefix of what was written, in that order. Nothing else is assumed of the log than that the last record
 // under a key counts. The errors are [ErrDeleted] and [*CorruptError]. Records that are superseded and still
-// there are deleted by the next batch.
-func Load(records []Record) (*Cursor, error) {
+// there are deleted by the next batch. now is the time in Unix milliseconds, from which on delays begin anew.
+func Load(records []Record, now int64) (*Cursor, error) {
 	var id entry.UUID
 	if len(records) > 0 && len(records[0].Key) >= uuidBytes {
 		id = entry.UUID(records[0].Key[:uuidBytes])
@@ -125,7 +126,7 @@ func Load(records []Record) (*Cursor, error) {
 		case p.generation < c.generation || p.number < uint64(c.floor)>>pageBits:
 			pages[p].discard(c)
 		default:
-			if err := pages[p].load(c, p); err != nil {
+			if err := pages[p].load(c, p, now); err != nil {
 				return nil, err
 			}
 		}
@@ -181,7 +182,7 @@ func (l *loadedPage) discard(c *Cursor) {
 }
 
 // load puts a page together from its snapshot and the deltas after it, which must not have gaps.
-func (l *loadedPage) load(c *Cursor, id pageID) error {
+func (l *loadedPage) load(c *Cursor, id pageID, now int64) error {
 	corrupt := func(kind uint8, err error) error {
 		return &CorruptError{Subscription: c.meta.UUID, Kind: kind, Page: id.number, Reason: err.Error()}
 	}
@@ -192,6 +193,9 @@ func (l *loadedPage) load(c *Cursor, id pageID) error {
 	base := entry.Offset(id.number << pageBits)
 	setRetries := func(retries []retryAt) {
 		for _, r := range retries {
+			if r.NotBefore > 0 {
+				r.NotBefore += min(now, math.MaxInt64-r.NotBefore)
+			}
 			c.retries.Set(Range{First: base + entry.Offset(r.first), End: base + entry.Offset(r.last) + 1}, r.Retry)
 		}
 	}

@@ -57,8 +57,18 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("cursor of subscription %s: %s: %s", e.Subscription, what, e.Reason)
 }
 
-// formatVersion is the first byte of every value.
-const formatVersion = 1
+// The first byte of every value. In pages and their changes of version 1, delays were times of day.
+const (
+	formatVersion = 1
+	pageVersion   = 2
+)
+
+func versionOf(kind uint8) byte {
+	if kind == KindPage || kind == KindDelta {
+		return pageVersion
+	}
+	return formatVersion
+}
 
 // Forms of the acknowledged set of a page, on disk.
 const (
@@ -130,9 +140,9 @@ func (c *Cursor) stateRecord() Record {
 	return seal(KindState, slices.Clone(c.meta.UUID[:]), v)
 }
 
-func (c *Cursor) deltaRecord(p *page) Record {
+func (c *Cursor) deltaRecord(p *page, now int64) Record {
 	v := make([]byte, 0, 16+4*len(p.pend)+16*len(p.pendRetry))
-	v = append(v, formatVersion)
+	v = append(v, pageVersion)
 	v = binary.AppendUvarint(v, uint64(len(p.pend)))
 	at := 0
 	for _, r := range p.pend {
@@ -140,11 +150,11 @@ func (c *Cursor) deltaRecord(p *page) Record {
 		v = binary.AppendUvarint(v, uint64(r.last-r.first))
 		at = int(r.last) + 1
 	}
-	v = c.appendRetries(v, p, p.pendRetry)
+	v = c.appendRetries(v, p, p.pendRetry, now)
 	return seal(KindDelta, p.deltaKey(c.meta.UUID, p.seq), v)
 }
 
-func (c *Cursor) pageRecord(p *page) Record {
+func (c *Cursor) pageRecord(p *page, now int64) Record {
 	runs, n := p.acked.countRuns(), p.acked.n
 	form, size := byte(formRuns), 4*runs
 	if 2*n < size {
@@ -154,7 +164,7 @@ func (c *Cursor) pageRecord(p *page) Record {
 		form, size = formBitmap, bitmapBytes
 	}
 	v := make([]byte, 0, size+32)
-	v = append(v, formatVersion, form)
+	v = append(v, pageVersion, form)
 	v = binary.AppendUvarint(v, p.snapSeq)
 	switch form {
 	case formRuns:
@@ -182,12 +192,12 @@ func (c *Cursor) pageRecord(p *page) Record {
 			i = p.acked.nextSet(end)
 		}
 	}
-	v = c.appendRetries(v, p, []run{{0, pageMask}})
+	v = c.appendRetries(v, p, []run{{0, pageMask}}, now)
 	return seal(KindPage, p.pageKey(c.meta.UUID), v)
 }
 
 // appendRetries appends the retries in the given runs of a page.
-func (c *Cursor) appendRetries(v []byte, p *page, in []run) []byte {
+func (c *Cursor) appendRetries(v []byte, p *page, in []run, now int64) []byte {
 	base := entry.Offset(p.number << pageBits)
 	each := func(f func(r Range, retry Retry)) {
 		if c.retries.Len() == 0 {
@@ -207,7 +217,7 @@ func (c *Cursor) appendRetries(v []byte, p *page, in []run) []byte {
 		v = binary.AppendUvarint(v, uint64(r.First-at))
 		v = binary.AppendUvarint(v, r.Len()-1)
 		v = binary.AppendUvarint(v, uint64(retry.Count))
-		v = binary.AppendUvarint(v, uint64(retry.NotBefore))
+		v = binary.AppendUvarint(v, uint64(max(retry.NotBefore-now, 0)))
 		v = binary.BigEndian.AppendUint32(v, retry.KeyHash)
 		v = append(v, byte(retry.Reason))
 		at = r.End
@@ -241,7 +251,7 @@ func unseal(r Record) *decoder {
 		d.err = errChecksum
 		return d
 	}
-	if v := d.byte(); v != formatVersion {
+	if v := d.byte(); d.err == nil && v != versionOf(r.Kind) {
 		d.err = fmt.Errorf("format version %d is not known here", v)
 	}
 	return d
@@ -316,7 +326,7 @@ func decodeState(r Record) (Generation, entry.Offset, error) {
 	return g, floor, d.end()
 }
 
-// retryAt is a decoded retry: a range of indices of its page.
+// retryAt is a decoded retry: a range of indices of its page, and NotBefore from the moment on when it was written.
 type retryAt struct {
 	first, last int
 	Retry

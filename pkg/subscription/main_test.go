@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/ledger"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 	"github.com/penstock-mq/penstock/pkg/statelog"
 	"github.com/penstock-mq/penstock/pkg/subscription"
@@ -48,8 +50,22 @@ type served struct {
 	state chan struct{} // what waits for the state log waits for this; nil: it is open
 }
 
+// clock is a scheduler whose clock is wrong.
+type clock struct {
+	sched.Scheduler
+	by time.Duration
+}
+
+func (c clock) Now() time.Time { return c.Scheduler.Now().Add(c.by) }
+
 // serve takes the bundle over.
 func serve(t *testing.T, f *chaintest.Cluster) *served {
+	t.Helper()
+	return serveBy(t, f, 0)
+}
+
+// serveBy takes the bundle over with a clock that is wrong.
+func serveBy(t *testing.T, f *chaintest.Cluster, by time.Duration) *served {
 	t.Helper()
 	s := &served{t: t}
 	guard := f.Takeover()
@@ -63,7 +79,7 @@ func serve(t *testing.T, f *chaintest.Cluster) *served {
 		}
 		s.work.Go(f)
 		return true
-	}})
+	}, Sched: clock{sched.Real, by}})
 	s.topic, err = topic.Open(t.Context(), topic.Env{Chain: f.Env()}, guard, chaintest.LogID, topic.Config{Snapshots: s.b.Snapshots(owner)})
 	check(t, err)
 	t.Cleanup(func() {

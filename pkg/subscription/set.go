@@ -114,7 +114,7 @@ func (s *Set) read(ctx context.Context) (found map[string]*Subscription, damaged
 	byUUID := slices.SortedFunc(maps.Keys(groups), func(a, b entry.UUID) int { return slices.Compare(a[:], b[:]) })
 	for _, id := range byUUID {
 		group := groups[id]
-		cur, err := cursor.Load(group)
+		cur, err := cursor.Load(group, s.b.env.Sched.Now().UnixMilli())
 		switch {
 		case errors.Is(err, cursor.ErrDeleted):
 			if err := s.b.append(ctx, log, recordsOf(s.cfg.Owner, cursor.Purge(group))); err != nil {

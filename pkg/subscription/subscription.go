@@ -258,7 +258,7 @@ func (s *Subscription) startFlush() bool {
 func (s *Subscription) flush() {
 	for {
 		s.mu.Lock()
-		batch, ok := s.cur.Take()
+		batch, ok := s.cur.Take(s.set.b.env.Sched.Now().UnixMilli())
 		if !ok || s.failed != nil {
 			s.leave()
 			s.mu.Unlock()

@@ -3,6 +3,7 @@ package subscription_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -96,6 +97,48 @@ func TestDelivery(t *testing.T) {
 	c2.Permits(10)
 	if got := second.await(t, 3); !slices.Equal(got, []entry.Offset{1, 2, 3}) {
 		t.Fatalf("delivered %v after a move to 1", got)
+	}
+}
+
+// What was given back comes after its delay, and not before, though the broker that takes over has a clock that is a day off.
+func TestADelayIsOfNoClock(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []subscription.Type{subscription.Exclusive, subscription.Shared} {
+		for _, by := range []time.Duration{-24 * time.Hour, 24 * time.Hour} {
+			t.Run(fmt.Sprint(kind, by), func(t *testing.T) {
+				t.Parallel()
+				f := chaintest.New(t, etcd.Client(), 3)
+				s := serve(t, f)
+				s.publish(1)
+				give := func(name string, delay time.Duration) {
+					out := newStream()
+					c, err := s.ensure(name).Attach(out, kind, dispatch.Consumer{})
+					check(t, err)
+					c.Permits(1)
+					out.await(t, 1)
+					c.Nack(delay, []cursor.Range{{First: 0, End: 1}})
+					c.Close()
+					c, err = s.ensure(name).Attach(newStream(), subscription.Failover, dispatch.Consumer{})
+					check(t, err) // so the delivery that was told of it has ended
+					c.Close()
+				}
+				give("soon", 100*time.Millisecond)
+				give("late", 12*time.Hour)
+				s.again() // what is remembered is written
+				s = serveBy(t, f, by)
+				late, soon := newStream(), newStream()
+				for name, out := range map[string]*stream{"late": late, "soon": soon} {
+					c, err := s.ensure(name).Attach(out, kind, dispatch.Consumer{})
+					check(t, err)
+					defer c.Close()
+					c.Permits(1)
+				}
+				soon.await(t, 1)
+				if p := s.ensure("late").Progress(); p.Status.Delayed != 1 {
+					t.Fatalf("what is to come in 12 hours is not waited for: %s", p.Status.Detail)
+				}
+			})
+		}
 	}
 }
 
