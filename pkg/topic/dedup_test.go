@@ -353,6 +353,28 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 	}
 }
 
+// An owner whose clock is ahead does not take producers for idle.
+func TestAClockAheadForgetsNoProducer(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{IdleAfter: time.Hour}}
+	for _, now := range []int64{1 << 40, 1<<40 + 86_400_000} {
+		tp, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Sched: newClock(now)}, f.Takeover(), logID, cfg)
+		check(t, err)
+		t.Cleanup(tp.Shutdown)
+		q := producer(t, tp, "q", true)
+		check(t, send(t, q, batch(t, "q", uint64(now), 1)).wait(t).err) // so that a snapshot is of something
+		check(t, tp.Snapshot(t.Context()))
+		p := producer(t, tp, "p", true)
+		if s := send(t, p, batch(t, "p", 7, 1)).wait(t); s.err != nil || s.Duplicate != (now > 1<<40) {
+			t.Fatalf("at %d: %+v", now, s)
+		}
+		p.Close()
+		check(t, tp.Snapshot(t.Context()))
+	}
+}
+
 func TestSnapshotsAreDueAndSpareTheNextOwner(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)

@@ -74,8 +74,8 @@ type DedupConfig struct {
 	// SnapshotEntries and SnapshotBytes say how much may be appended before a snapshot is due: 10,000 and 64 MiB.
 	SnapshotEntries int64
 	SnapshotBytes   int64
-	// A producer that is not open and stored nothing for IdleAfter (7 days) is forgotten at a snapshot; above
-	// MaxProducers (100,000), so are those that stored nothing for longest.
+	// A producer that is not open and stored nothing for IdleAfter (7 days), all of which this owner has seen pass, is
+	// forgotten at a snapshot: an owner whose clock is ahead forgets nobody for that. Above MaxProducers (100,000), so are those that stored nothing for longest.
 	IdleAfter    time.Duration
 	MaxProducers int
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
@@ -54,7 +55,7 @@ func (t *Topic) loadDedup(ctx context.Context) error {
 	t.mu.Lock()
 	leave(&t.loading)
 	if err == nil {
-		t.dd, t.snapped = dd, at
+		t.dd, t.ddSince, t.snapped = dd, t.env.Sched.Now(), at
 	}
 	t.mu.Unlock()
 	if err != nil {
@@ -129,7 +130,11 @@ func (t *Topic) Snapshot(ctx context.Context) error {
 	}
 	t.mu.Lock()
 	at, bytes := t.visible, t.appended
-	t.dd.prune(t.env.Sched.Now().Add(-t.cfg.Dedup.IdleAfter).UnixMilli(), t.cfg.Dedup.MaxProducers)
+	idle := int64(math.MinInt64)
+	if since := t.env.Sched.Now().Add(-t.cfg.Dedup.IdleAfter); !since.Before(t.ddSince) {
+		idle = since.UnixMilli()
+	}
+	t.dd.prune(idle, t.cfg.Dedup.MaxProducers)
 	records := t.dd.snapshot(at)
 	t.mu.Unlock()
 	err := t.cfg.Snapshots.Save(ctx, records)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/chain"
@@ -43,6 +44,7 @@ type Topic struct {
 
 	producers map[string]*Producer // the open ones, by name
 	dd        *dedup               // nil until loaded
+	ddSince   time.Time            // when it was, by the clock of here
 	loading   chan struct{}        // closed when the load under way ends
 	saving    chan struct{}        // closed when the snapshot under way ends
 	snapped   entry.Offset         // a snapshot covers what lies below
