@@ -30,8 +30,8 @@
 //
 // The ghost holds each word against all that was said before: what a bookie acknowledged, denied or fenced, what a writer
 // confirmed, what readers were served, how records may change. The numbers of its checks are listed in docs/testing.md.
-// After the faults everything is healed: each topic must be served again within 30 simulated seconds, and each
-// acknowledged entry must lie where it was acknowledged, on the disks that its record names.
+// After the faults everything is healed: each topic must be served again within 30 simulated seconds, or go on delivering what
+// it has until then, and each acknowledged entry must lie where it was acknowledged, on the disks that its record names.
 //
 // The product's runners run as they are, over the scheduler of their process (package sched), one step at a time: what they
 // start is a coroutine that begins a moment later, a wait gives way to others, and what has become ready goes on after a

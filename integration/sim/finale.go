@@ -13,6 +13,12 @@ import (
 
 const healWithin = 30 * time.Second
 
+// What has much to deliver in the end takes longer, as long as in each stretch it delivers so many messages.
+const (
+	stretch  = 5 * time.Second
+	goesOnBy = 100
+)
+
 // finale checks that everything comes back: each topic is taken, its ledgers recovered, something served; then what was
 // promised is looked for on the disks.
 func (w *world) finale() {
@@ -21,21 +27,28 @@ func (w *world) finale() {
 		w.after(0, func() { w.probe(tp) })
 	}
 	done := func() bool { return w.failed() || len(w.probed) == len(w.topics) }
-	w.run(began+healWithin, done)
+	w.run(began+healWithin-stretch, done)
+	for {
+		left := w.backlogs()
+		w.run(w.now+stretch, done)
+		if done() || !w.delivers(left) {
+			break
+		}
+	}
 	if w.failed() {
 		return
 	}
 	settled := func() bool {
 		return w.failed() || !slices.ContainsFunc(w.topics, func(tp *topic) bool { return !w.checkOwner(tp) })
 	}
-	w.run(began+healWithin, settled)
+	w.run(max(w.now, began+healWithin), settled)
 	for _, tp := range w.topics {
 		if !settled() && !w.checkOwner(tp) {
 			w.fail("I16", topicSubject(tp), "topic %d has no owner that everybody knows within %v after everything was healed", tp.index, healWithin)
 			return
 		}
 		if !w.probed[tp.index] {
-			w.fail("I16", topicSubject(tp), "topic %d is not served within %v after everything was healed", tp.index, healWithin)
+			w.fail("I16", topicSubject(tp), "topic %d is not served %v after everything was healed; %d messages are to be delivered", tp.index, w.now-began, w.backlogs()[tp.index])
 			return
 		}
 	}
@@ -57,6 +70,27 @@ func (w *world) finale() {
 		tp.kind.check(tp)
 	}
 	w.forget()
+}
+
+// backlogs returns how many messages are to be delivered yet of each topic that lacks nothing else.
+func (w *world) backlogs() []int {
+	left := make([]int, len(w.topics))
+	for i, tp := range w.topics {
+		if m, ok := tp.kind.(*messaging); ok && !w.probed[i] {
+			left[i] = m.backlog()
+		}
+	}
+	return left
+}
+
+// delivers reports whether every topic that is not served yet has delivered enough since its backlog was left.
+func (w *world) delivers(left []int) bool {
+	for i, n := range w.backlogs() {
+		if !w.probed[i] && (n == 0 || n > left[i]-goesOnBy) {
+			return false
+		}
+	}
+	return true
 }
 
 // forget puts an older copy in etcd's place, in some runs. Nothing holds after that, but that bookies, which have seen it

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/budget"
+	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -441,6 +443,41 @@ func (m *messaging) finish() {
 		m.done()
 		m.done = nil
 	}
+}
+
+// backlog returns how many messages consumers are still to be given, once that is all that is missing; 0 before.
+func (m *messaging) backlog() int {
+	if slices.ContainsFunc(m.producers, func(p *producer) bool { return !p.settled() }) {
+		return 0
+	}
+	_, serving := m.w.serving(m.tp)
+	s, ok := serving.(*servedBundle)
+	if !ok {
+		return 0
+	}
+	n := uint64(0)
+	for i := range m.topics {
+		st := s.topic(i)
+		if st == nil {
+			return 0
+		}
+		counted := map[string]bool{}
+		for _, c := range m.subscribers {
+			switch {
+			case c.topic != i || c.sub != "" && counted[c.sub]:
+			case c.sub == "":
+				n += cursor.Range{First: c.next, End: st.log.Next()}.Len()
+			case st.views[c.sub] == nil:
+				return 0
+			default:
+				counted[c.sub] = true
+				for _, r := range st.views[c.sub].sub.Missing(nil, cursor.Range{First: st.t.start, End: st.log.Next()}) {
+					n += r.Len()
+				}
+			}
+		}
+	}
+	return int(n)
 }
 
 // settled reports whether everything is stored that producers wanted to, and acknowledged by every subscription that has a
