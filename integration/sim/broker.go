@@ -145,10 +145,16 @@ func (b *broker) tailRead(l meta.Ledger) {
 			return
 		}
 		lac = got
-	default:
-		if _, err := r.Read(ctx, 0, ledger.AskLAC, 1); err != nil {
+	default: // it goes on where others got to, and has nobody's word for what is confirmed
+		first := entry.EntryID(0)
+		if g != nil {
+			first = max(0, g.served+1-entry.EntryID(w.rng.IntN(3)))
+		}
+		entries, err := r.Read(ctx, first, ledger.AskLAC, 1<<10)
+		if err != nil {
 			return
 		}
+		b.tailServed(l.ID, entries)
 		lac = r.LAC()
 	}
 	if lac < 0 {
@@ -158,12 +164,22 @@ func (b *broker) tailRead(l meta.Ledger) {
 	if err != nil {
 		return
 	}
+	b.tailServed(l.ID, entries)
+}
+
+// tailServed holds what a reader elsewhere was given against what was written, and against what the writer has told anybody
+// to be confirmed: a reader has nothing else to go by, before the ledger is closed.
+func (b *broker) tailServed(id entry.LedgerID, entries []ledger.Entry) {
+	w := b.w
 	for _, e := range entries {
 		w.served++
-		if !bytes.Equal(e.Body, w.ghost.bodies[entryKey{l.ID, e.ID}]) {
-			w.fail("I5", entrySubject(l.ID, e.ID), "a reader gets other bytes for %d:%d", l.ID, e.ID)
+		if !bytes.Equal(e.Body, w.ghost.bodies[entryKey{id, e.ID}]) {
+			w.fail("I5", entrySubject(id, e.ID), "a reader gets other bytes for %d:%d", id, e.ID)
 		}
-		w.ghost.serve(l.ID, e.ID, b.name+"'s reader")
+		if g := w.ghost.ledger(id); g.record.State < meta.LedgerClosed && e.ID > g.claimed {
+			w.fail("4", entrySubject(id, e.ID), "a reader gets %d:%d, the highest that its writer has told to be confirmed is %d", id, e.ID, g.claimed)
+		}
+		w.ghost.serve(id, e.ID, b.name+"'s reader")
 	}
 }
 
