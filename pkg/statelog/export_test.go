@@ -41,3 +41,6 @@ func (l *Log) LastOwners() []uint64 {
 	defer l.mu.Unlock()
 	return l.last
 }
+
+// Lose tells the log that it is lost, as its chain does.
+func (l *Log) Lose(err error) { l.onLost(err) }

@@ -290,15 +290,16 @@ func (l *Log) finish(b *batch, err error) {
 		}
 	}
 	var orphans []*batch
-	if l.err != nil && l.lostFired {
+	lost := l.err
+	if lost != nil && l.lostFired {
 		orphans = l.takeAll()
 	} else {
 		l.flush()
 	}
 	l.mu.Unlock()
 	l.tell(b, err)
-	for _, o := range orphans {
-		l.tell(o, err)
+	for _, o := range orphans { // whatever became of b
+		l.tell(o, notWritten(lost))
 	}
 }
 

@@ -403,6 +403,38 @@ func TestShutdownTellsEverybody(t *testing.T) {
 	}
 }
 
+// What is stored is told so even after the log was lost; what still waited behind it is not.
+func TestWhatWaitsAsTheLogIsLostIsNotStored(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.Takeover(), statelog.Config{})
+	put(t, l, rec("a", 1, "k", "1"))
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	var sent, waiting []<-chan error
+	for i := 0; len(waiting) < 3; i++ {
+		before := l.Gathered()
+		done := start(t, l, rec("a", 1, strconv.Itoa(i), "1"))
+		if l.Gathered() > before {
+			sent = append(sent, done)
+		} else {
+			waiting = append(waiting, done)
+		}
+	}
+	l.Lose(errors.New("another broker has it"))
+	release()
+	for i, done := range sent {
+		if err := <-done; err != nil {
+			t.Errorf("entry %d under way: %v", i, err)
+		}
+	}
+	for i, done := range waiting {
+		var failed *ledger.AppendError
+		if err := <-done; !errors.As(err, &failed) || failed.Outcome != ledger.NotWritten {
+			t.Errorf("call %d behind them is told %v", i, err)
+		}
+	}
+}
+
 // A call that is split fails as a whole when the beginning of it fails: nothing of it is stored behind what is missing.
 func TestASplitCallThatFailsLeavesNoEnd(t *testing.T) {
 	t.Parallel()
