@@ -470,7 +470,6 @@ func (s *Set) end() []*Subscription {
 	}
 	for _, sub := range subs {
 		sub.end()
-		sub.closeDispatch()
 	}
 	return subs
 }

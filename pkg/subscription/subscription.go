@@ -38,6 +38,7 @@ type Subscription struct {
 	attaching sched.Turn
 	kind      Type
 	runner    *dispatch.Runner
+	leaving   bool // nobody is let in any more
 	consumers map[dispatch.ConsumerID]*Consumer
 }
 
@@ -202,8 +203,16 @@ func (s *Subscription) refusal() error {
 	return nil
 }
 
-// end refuses changes from now on. What was taken in before goes on being written.
+// end lets nobody in any more, stops delivery, and refuses changes once delivery has told what was given back. What was taken
+// in before goes on being written.
 func (s *Subscription) end() {
+	s.take()
+	s.leaving = true
+	runner := s.runner
+	s.attaching.Give()
+	if runner != nil {
+		runner.Close()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ended = true
@@ -405,16 +414,6 @@ func (s *Subscription) disconnect(why error) {
 	}
 }
 
-// closeDispatch stops delivery.
-func (s *Subscription) closeDispatch() {
-	s.take()
-	runner := s.runner
-	s.attaching.Give()
-	if runner != nil {
-		runner.Close()
-	}
-}
-
 // Consumers returns the streams of the consumers.
 func (s *Subscription) Consumers() map[dispatch.ConsumerID]Stream {
 	s.take()
@@ -441,6 +440,9 @@ func (s *Subscription) Attach(stream Stream, kind Type, who dispatch.Consumer) (
 func (s *Subscription) attach(stream Stream, kind Type, who dispatch.Consumer) (*Consumer, error) {
 	s.take()
 	defer s.attaching.Give()
+	if s.leaving {
+		return nil, fmt.Errorf("subscription %s of %s: %w", s.name, s.set.cfg.Name, topic.ErrClosed)
+	}
 	if s.runner != nil && s.kind != kind {
 		if len(s.consumers) > 0 {
 			return nil, refuse(Conflict, "subscription %s of %s has %d consumers of type %s: use that type, or disconnect them",
