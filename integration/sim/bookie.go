@@ -39,6 +39,7 @@ type bookieProcess struct {
 	waits       []*lacWait
 	errors      []*vfs.Active // that the disk has yet to show
 	rotten      bool          // some of the disk's bytes read as others
+	lie         lie           // befalls its collector's reads of etcd
 }
 
 type pendingAdd struct {
@@ -92,7 +93,7 @@ func (b *bookieProcess) boot() {
 		b.sched.Go(b.endLoss)
 	}
 	collector := bookie.NewCollector(bookie.GCConfig{Interval: b.w.between(time.Second, 20*time.Second), Grace: 2 * time.Second, Sched: b.sched},
-		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, b.meta, b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
+		bookie.Identity{Cluster: b.w.cluster, Storage: b.uuid}, collection{b}, meta.NewOver(&collectorReads{b.etcd, b}, b.sched, clusterName, nil), b.disk, "/etcd-revision", slog.New(slog.DiscardHandler), nil)
 	b.sched.Go(func() { collector.Run(context.Background()) })
 	b.look()
 	b.sched.Go(func() { b.register(store.Store) })

@@ -242,13 +242,13 @@ func (e *etcd) tick() {
 	}
 }
 
-// direct is a connection that takes no time, for the checks.
+// direct is a connection that takes no time, for the checks and for operators.
 type direct struct {
 	pb.KVClient
-	model *etcdmodel.Model
+	e *etcd
 }
 
 // Txn implements pb.KVClient.
 func (d direct) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
-	return d.model.Txn(ctx, in, opts...)
+	return d.e.model.Txn(ctx, in, opts...)
 }

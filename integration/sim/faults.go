@@ -36,11 +36,12 @@ const (
 	Provoke      Fault = "provoke"        // connections break and adds are held up just when a recovery begins [F8, F12]
 	ClockStep    Fault = "clock-step"     // a machine's clock is wrong, for processes that start from now on [F18]
 	PowerCutStep Fault = "power-cut-step" // power goes in the midst of what a bookie does to its disk [F3]
+	Listings     Fault = "listings"       // what bookies' collectors read of the metadata fails, or leaves out what is there [F23]
 )
 
 var allFaults = []Fault{
 	BrokerCrash, BrokerLeave, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
-	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke, ClockStep,
+	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke, ClockStep, Listings,
 }
 
 const diskSize = 512 << 20
@@ -167,6 +168,9 @@ func (w *world) inject(f Fault, span time.Duration) {
 		}
 		p.skew = pick(w.kernel, []time.Duration{0, time.Hour, 24 * time.Hour, -time.Hour, -24 * time.Hour, w.between(-10*time.Second, 10*time.Second)})
 		w.trace("sim", subject{}, "the clock of %s is off by %v", p.name, p.skew)
+	case Listings:
+		k.lie = refused + lie(w.rng.IntN(int(liesEnd-refused)))
+		w.unlessHealed(4*span, func() { k.lie = truthful })
 	case Provoke: // when there is a recovery
 	case Wipe:
 		if w.harmed < w.replication.AckQuorum-1 || k.rotten {
@@ -299,6 +303,7 @@ func (w *world) healFaults() {
 	}
 	for _, k := range w.bookies {
 		k.etcd.cut = false
+		k.lie = truthful
 		k.makeRoom()
 		for _, e := range k.errors {
 			e.Remove()

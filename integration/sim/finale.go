@@ -5,6 +5,9 @@ import (
 	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/penstock-mq/penstock/integration/sim/etcdmodel"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -93,8 +96,9 @@ func (w *world) delivers(left []int) bool {
 	return true
 }
 
-// forget puts an older copy in etcd's place, in some runs. Nothing holds after that, but that bookies, which have seen it
-// at a later revision, delete nothing any more, whatever it says, and though ledgers get the numbers of forgotten ones.
+// forget puts an older copy in etcd's place, in some runs, or an etcd that was set up anew. Nothing holds after that, but that
+// bookies, which have seen it at a later revision, or are another cluster's, delete nothing any more, whatever it says, and though
+// ledgers get the numbers of forgotten ones.
 func (w *world) forget() {
 	if w.failed() || w.copied == nil || !w.chance(5) {
 		return
@@ -104,9 +108,19 @@ func (w *world) forget() {
 		return
 	}
 	w.trace("sim", subject{}, "etcd is at revision %d, and restored from a copy of revision %d", w.etcd.model.Revision(), w.copied.Revision())
+	if w.chance(3) {
+		w.copied = w.another()
+	}
 	w.etcd.restore(w.copied)
+	w.restored = true
 	w.run(w.now+10*time.Second, w.failed) // and again
-	w.restored, w.ending = true, false
+	for _, k := range w.bookies {
+		if w.chance(2) {
+			k.crash("killed")
+			k.boot()
+		}
+	}
+	w.ending = false
 	clear(w.closed)
 	for _, b := range w.brokers {
 		b.crash("killed")
@@ -118,6 +132,23 @@ func (w *world) forget() {
 	// Ledgers get numbers whose entries bookies hold already, so brokers roll as fast as etcd answers: enough is enough.
 	enough := w.steps + 300_000
 	w.run(w.now+30*time.Second, func() bool { return w.failed() || w.steps >= enough })
+}
+
+// another makes the etcd of another cluster of the same name, which may have gone further than this one's.
+func (w *world) another() *etcdmodel.Model {
+	now := w.etcd.model.Revision()
+	e := &etcd{kernel: w.kernel, model: etcdmodel.New()}
+	if _, err := meta.NewOver(direct{e: e}, sched.Real, clusterName, nil).EnsureCluster(context.Background()); err != nil {
+		panic(err)
+	}
+	further := w.chance(2)
+	for further && e.model.Revision() <= now {
+		if _, err := e.model.Put(context.Background(), &pb.PutRequest{Key: []byte("other")}); err != nil {
+			panic(err)
+		}
+	}
+	w.trace("sim", subject{}, "that is another cluster's, which has gone further: %v", further)
+	return e.model
 }
 
 // close closes a topic in good order, where it is served, and again if that was in vain.

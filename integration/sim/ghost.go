@@ -242,7 +242,11 @@ func (g *ghost) deleted(b *bookieProcess, id entry.LedgerID) {
 		return slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return s.UUID == b.uuid })
 	})
 	if l.State != meta.LedgerDeleting && (l.State != meta.LedgerClosed || named) {
-		g.w.fail("16", ledgerSubject(id), "%s deletes ledger %d, which is %s with %s", b.name, id, l.State, g.w.fragments(l.Fragments))
+		invariant := "16"
+		if b.lie != truthful {
+			invariant = "I11"
+		}
+		g.w.fail(invariant, ledgerSubject(id), "%s deletes ledger %d, which is %s with %s", b.name, id, l.State, g.w.fragments(l.Fragments))
 	}
 	g.disk(b.uuid).gone[id] = true
 }

@@ -173,7 +173,7 @@ func newWorld(opt Options) *world {
 	w.ghost = newGhost(w)
 	w.etcd = &etcd{kernel: k, model: etcdmodel.New(), keep: []int64{10, 30, 100, 1000}[k.rng.IntN(4)], loss: max(w.opt.Loss, 0), changed: w.changed}
 	w.net = &network{w: w, blocked: map[way]bool{}, stalled: map[way][]func(){}}
-	w.checker = meta.NewOver(direct{model: w.etcd.model}, sched.Real, clusterName, nil)
+	w.checker = meta.NewOver(direct{e: w.etcd}, sched.Real, clusterName, nil)
 	info, err := w.checker.EnsureCluster(context.Background())
 	if err != nil {
 		panic(err)

@@ -166,6 +166,19 @@ var plants = []plant{
 		"	case err != nil:\n		return Skip\n", "	case err != nil:\n		return Delete\n",
 	},
 	{
+		"garbage collection on an empty listing", "pkg/bookie",
+		"		if err := c.pace(ctx); err != nil {",
+		"		if _, found := slices.BinarySearch(placed.Ledgers, id); !found {\n			_ = c.store.DeleteLedger(ctx, id, c.store.Mark(id))\n			continue\n		}\n		if err := c.pace(ctx); err != nil {",
+	},
+	{
+		"a record that is missing is taken for a deletion", "pkg/bookie",
+		"			return Quarantine\n", "			return Delete\n",
+	},
+	{
+		"another cluster's etcd is believed", "pkg/bookie",
+		"	if cluster.UUID != c.me.Cluster {", "	if false {",
+	},
+	{
 		"a closed ledger is deleted where it is placed", "pkg/bookie",
 		"	case l.State != meta.LedgerClosed || holds(l, me) || !here.Stored:", "	case l.State != meta.LedgerClosed || !here.Stored:",
 	},
