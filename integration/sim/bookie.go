@@ -139,9 +139,7 @@ func (b *bookieProcess) compact() {
 	})
 	b.work()
 	pause := b.w.between(500*time.Millisecond, 4*time.Second)
-	if b.w.calm {
-		pause *= 5
-	}
+	pause = calmer(b.w, pause, 5)
 	b.after(pause, b.compact)
 }
 

@@ -61,9 +61,7 @@ func (w *world) mischief() {
 		return
 	}
 	pause := w.between(50*time.Millisecond, 2500*time.Millisecond)
-	if w.calm {
-		pause *= 10
-	}
+	pause = calmer(w, pause, 10)
 	w.after(pause, w.mischief)
 	f := pick(w.kernel, w.faults)
 	span := w.between(20*time.Millisecond, 3*time.Second)

@@ -114,7 +114,9 @@ func (m *messaging) newTopic(i int) {
 	}
 }
 
-func (w *world) tidy(m *messaging) time.Duration { return w.between(m.tidyEvery/2, m.tidyEvery*2) }
+func (w *world) tidy(m *messaging) time.Duration {
+	return calmer(w, w.between(m.tidyEvery/2, m.tidyEvery*2), 5)
+}
 
 // servedBundle is the bundle at a broker that serves it.
 type servedBundle struct {

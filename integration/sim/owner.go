@@ -215,9 +215,7 @@ func (w *world) unrest() {
 		return
 	}
 	pause := w.between(500*time.Millisecond, 6*time.Second)
-	if w.calm {
-		pause *= 10
-	}
+	pause = calmer(w, pause, 10)
 	w.after(pause, w.unrest)
 	br, o := pick(w.kernel, w.brokers), pick(w.kernel, w.brokers)
 	span := w.between(500*time.Millisecond, 3*time.Second)

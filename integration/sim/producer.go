@@ -197,6 +197,7 @@ func (p *producer) tick() {
 		p.connect()
 	case w.now-p.since > 4*time.Second && (len(p.window) > 0 || !p.ready):
 		p.c.lose()
+	case w.calm && !w.chance(60): // nothing to say
 	case p.ready && !p.hold && len(p.window) < p.most && !p.final:
 		for range 1 + w.rng.IntN(2) {
 			p.publish()
@@ -205,7 +206,7 @@ func (p *producer) tick() {
 	}
 	if m.healing {
 		m.finish()
-	} else if !p.dead && w.chance(300) {
+	} else if !p.dead && w.chance(calmer(w, 300, 10)) {
 		p.beginAnew()
 	}
 }

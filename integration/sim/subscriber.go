@@ -87,7 +87,7 @@ func (s *subscriber) tick() {
 			s.c.lose()
 		}
 		m.finish()
-	case w.chance(s.stays):
+	case w.chance(calmer(w, s.stays, 10)):
 		s.c.lose()
 		if w.chance(3) {
 			s.style()
@@ -314,7 +314,7 @@ func (m *messaging) administer() {
 	if m.healing || w.ending {
 		return
 	}
-	w.after(w.between(200*time.Millisecond, 4*time.Second), m.administer)
+	w.after(calmer(w, w.between(200*time.Millisecond, 4*time.Second), 5), m.administer)
 	if w.chance(2) && len(m.conns) > 0 && !w.healed {
 		if c := pick(w.kernel, m.conns); !c.over {
 			c.cut()

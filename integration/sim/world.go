@@ -344,7 +344,7 @@ func (w *world) play() {
 	w.after(w.between(0, time.Second), w.mischief)
 	w.after(w.between(0, 3*time.Second), w.unrest)
 	w.after(w.between(w.opt.Faulty/4, w.opt.Faulty), func() { w.copied = w.etcd.model.Clone() })
-	if w.opt.Faulty > time.Minute && !w.chance(25) {
+	if w.opt.Faulty > time.Minute && !w.chance(50) {
 		w.after(w.between(0, 20*time.Second), w.weather)
 	}
 	w.run(w.opt.Faulty, w.failed)
@@ -361,9 +361,7 @@ func (w *world) produce(tp *topic) {
 		return
 	}
 	pause := w.between(w.pace/2, 2*w.pace)
-	if w.calm {
-		pause *= 40
-	}
+	pause = calmer(w, pause, 80)
 	w.after(pause, func() { w.produce(tp) })
 	if w.chance(40) { // a pause, for what happens to the idle
 		return
@@ -385,12 +383,18 @@ func (w *world) weather() {
 	w.after(span, w.weather)
 }
 
+// calmer multiplies a pause, or the number of things of which one is special, while it is calm.
+func calmer[T int | time.Duration](w *world, n, times T) T {
+	if w.calm {
+		return n * times
+	}
+	return n
+}
+
 // tailRead is a reader elsewhere.
 func (w *world) tailRead() {
 	pause := w.between(20*time.Millisecond, 200*time.Millisecond)
-	if w.calm {
-		pause *= 20
-	}
+	pause = calmer(w, pause, 20)
 	w.after(pause, w.tailRead)
 	b := pick(w.kernel, w.brokers)
 	if !b.up || b.paused {
