@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -146,7 +145,7 @@ func (c *chainRun) readAll(ctx context.Context) (map[entryKey]bool, error) {
 		for _, e := range entries {
 			k := entryKey{e.Position.Ledger, e.Position.Entry}
 			got[k] = true
-			if !bytes.Equal(e.Body, w.ghost.bodies[k]) {
+			if !w.ghost.is(k, e.Body) {
 				w.fail("I5", entrySubject(k.ledger, k.entry), "in the end %s reads other bytes for %d:%d", c.b.name, k.ledger, k.entry)
 			}
 		}
@@ -243,7 +242,7 @@ func (c *chainRun) read() {
 		}
 		for _, e := range entries {
 			w.served++
-			if !bytes.Equal(e.Body, w.ghost.bodies[entryKey{e.Position.Ledger, e.Position.Entry}]) {
+			if !w.ghost.is(entryKey{e.Position.Ledger, e.Position.Entry}, e.Body) {
 				w.fail("I5", entrySubject(e.Position.Ledger, e.Position.Entry), "%s reads other bytes for %d:%d", c.b.name, e.Position.Ledger, e.Position.Entry)
 			}
 			w.ghost.serve(e.Position.Ledger, e.Position.Entry, c.b.name)

@@ -231,7 +231,7 @@ func (k *chains) check(tp *topic) {
 		}
 		for e := entry.EntryID(0); e <= l.Last; e++ {
 			s := entrySubject(run.Ledger, e)
-			p, ok := parseBody(w.ghost.bodies[entryKey{run.Ledger, e}])
+			p, ok := parseBody(w.ghost.bodies[entryKey{run.Ledger, e}].whole)
 			if !ok {
 				w.fail("I4", s, "%d:%d is part of its ledger and was never written", run.Ledger, e)
 				return
@@ -301,7 +301,7 @@ func (w *world) checkClosed(run meta.Run) bool {
 
 // onDisk reads an entry from each disk of its write set: at least as many as must have it do, but for those that are gone.
 func (w *world) onDisk(l meta.Ledger, e entry.EntryID) bool {
-	f, body := ledger.FragmentOf(l.Fragments, e), w.ghost.bodies[entryKey{l.ID, e}]
+	f, body := ledger.FragmentOf(l.Fragments, e), w.ghost.bodies[entryKey{l.ID, e}].whole
 	copies, gone := 0, 0
 	quorumOf(l.Replication, f.Slots).WriteSet(e).Each(func(i int) {
 		b := w.bookieOf(f.Slots[i].UUID)

@@ -24,6 +24,7 @@ type process struct {
 	parked  []*task  // those of tasks that wait for channels
 	ends    []*ender // what is told when a context ends
 	sched   *scheduler
+	idle    bool // what is delivered turns out to be nothing, and has woken nobody
 }
 
 func (p *process) start() {
@@ -65,8 +66,12 @@ func (p *process) deliver(life int, f func()) {
 	case p.paused:
 		p.backlog = append(p.backlog, f)
 	default:
+		p.idle = false
 		f()
-		p.poll()
+		if !p.idle {
+			p.poll()
+		}
+		p.idle = false
 	}
 }
 
@@ -77,26 +82,42 @@ func (p *process) do(f func()) {
 	p.poll()
 }
 
-// poll looks for whom what has just happened has woken.
+// poll looks for whom what has just happened has woken. It is where most of a run's time goes: what waits is looked at after
+// each delivery.
 func (p *process) poll() {
-	gone := false
-	for i := range len(p.ends) {
-		e := p.ends[i]
-		if err := e.ctx.Err(); err != nil && !e.gone {
-			e.gone = true
-			e.f(err)
+	for again := true; again; {
+		again = false
+		gone := false
+		var last <-chan struct{} // known not to have ended
+		for i := range len(p.ends) {
+			e := p.ends[i]
+			if !e.gone && e.done != last {
+				if !isClosed(e.done) {
+					last = e.done
+					continue
+				}
+				e.gone, again, last = true, true, nil
+				e.f(e.ctx.Err())
+			}
+			gone = gone || e.gone
 		}
-		gone = gone || e.gone
+		if gone {
+			p.ends = slices.DeleteFunc(p.ends, func(e *ender) bool { return e.gone })
+		}
 	}
-	if gone {
-		p.ends = slices.DeleteFunc(p.ends, func(e *ender) bool { return e.gone })
+	for i, t := range p.parked {
+		if t.mayGoOn() {
+			p.wake(i)
+			return
+		}
 	}
-	if len(p.parked) == 0 {
-		return
-	}
-	kept := p.parked[:0]
-	for _, t := range p.parked {
-		if !t.ready() {
+}
+
+// wake has those of parked that are ready go on; none is before the i-th.
+func (p *process) wake(i int) {
+	kept := p.parked[:i]
+	for _, t := range p.parked[i:] {
+		if !t.mayGoOn() || !t.ready() {
 			kept = append(kept, t)
 			continue
 		}
@@ -104,6 +125,15 @@ func (p *process) poll() {
 	}
 	clear(p.parked[len(kept):])
 	p.parked = kept
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // after has f run in this life.
@@ -124,16 +154,18 @@ func (k *kernel) wakeDelay() time.Duration {
 // ender is told when a context ends.
 type ender struct {
 	ctx  context.Context //nolint:containedctx // it is what is watched
+	done <-chan struct{} // of ctx
 	f    func(err error)
 	gone bool
 }
 
 // onEnd calls f with the error of ctx once that has ended, unless forget is called first.
 func (p *process) onEnd(ctx context.Context, f func(err error)) (forget func()) {
-	if ctx == context.Background() {
+	done := ctx.Done()
+	if done == nil {
 		return func() {}
 	}
-	e := &ender{ctx: ctx, f: f}
+	e := &ender{ctx: ctx, done: done, f: f}
 	p.ends = append(p.ends, e)
 	return func() { e.gone = true }
 }
@@ -153,6 +185,12 @@ type task struct {
 	channels sched.Channels
 	index    int
 	err      error
+	// watched are what it is woken by, while it is parked: those of channels, and that of ctx.
+	watched [len(sched.Channels{}) + 1]struct {
+		c      <-chan struct{}
+		queued bool // things wait in it, it need not be closed
+	}
+	watches int
 }
 
 // worker is a coroutine that runs one task after the other.
@@ -226,6 +264,7 @@ func (t *task) step() {
 		return
 	}
 	if begin == nil {
+		t.watch()
 		t.p.parked = append(t.p.parked, t)
 		return
 	}
@@ -262,6 +301,38 @@ func (t *task) await(begin func(wake func())) {
 
 // park waits until poll finds one of the channels or the context ready.
 func (t *task) park() { t.await(nil) }
+
+// watch gathers what a parked task is woken by.
+func (t *task) watch() {
+	t.watches = 0
+	add := func(c <-chan struct{}) {
+		if c != nil {
+			t.watched[t.watches].c, t.watched[t.watches].queued = c, cap(c) > 0
+			t.watches++
+		}
+	}
+	for _, c := range t.channels {
+		add(c)
+	}
+	add(t.ctx.Done())
+}
+
+// mayGoOn reports whether ready would say so. It takes nothing out of a channel.
+func (t *task) mayGoOn() bool {
+	for i := range t.watched[:t.watches] {
+		w := &t.watched[i]
+		if w.queued && len(w.c) > 0 {
+			return true
+		}
+		// An empty one is closed, or not ready: nobody sends on the others.
+		select {
+		case <-w.c:
+			return true
+		default:
+		}
+	}
+	return false
+}
 
 // ready reports whether the wait is over. If several things are ready, one is drawn.
 func (t *task) ready() bool {

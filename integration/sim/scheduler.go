@@ -48,6 +48,7 @@ func (s *scheduler) start(d time.Duration, f func(), ended *bool) {
 	s.p.after(d, func() {
 		if ended != nil {
 			if *ended {
+				s.p.idle = true
 				return
 			}
 			*ended = true
@@ -93,7 +94,10 @@ func (s *scheduler) WithTimeout(ctx context.Context, d time.Duration) (context.C
 	}
 	forget := s.p.onEnd(ctx, c.end)
 	if !s.over() {
-		s.p.after(max(d, 0), func() { c.end(context.DeadlineExceeded) })
+		s.p.after(max(d, 0), func() {
+			s.p.idle = c.err != nil // as nearly always
+			c.end(context.DeadlineExceeded)
+		})
 	}
 	c.forget = forget
 	if err := ctx.Err(); err != nil {

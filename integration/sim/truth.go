@@ -191,7 +191,7 @@ func (t *dataTopic) settle(run meta.Run) {
 	l := w.ghost.ledger(run.Ledger).record
 	for e := entry.EntryID(0); e <= l.Last; e++ {
 		s := entrySubject(run.Ledger, e)
-		env, b, err := frame.ParseEnvelope(w.ghost.bodies[entryKey{run.Ledger, e}])
+		env, b, err := frame.ParseEnvelope(w.ghost.bodies[entryKey{run.Ledger, e}].whole)
 		if err != nil || env.Base != entry.Offset(len(t.log)) {
 			w.fail("20", s, "%d:%d of %s has offset %d, before it lie %d; error %v", run.Ledger, e, t.name, env.Base, len(t.log), err)
 			return
