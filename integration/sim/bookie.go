@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"syscall"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -19,27 +18,24 @@ import (
 // bookieProcess is a bookie's process over its disk: the server's rules of admission, and the store, driven by hand.
 type bookieProcess struct {
 	process
-	w     *world
-	index int
-	uuid  entry.StorageUUID
-	zone  string
-	mem   *vfs.Mem
-	disk  *vfs.Faulty
-	fresh bool // no store was ever open on the disk
-	full  bool // the disk is, or was a moment ago
-	// startedFull is how often the store was opened since.
-	startedFull int
-	store       *ledgerstore.ByHand
-	meta        *meta.Store
-	etcd        *etcdClient
-	slow        int // one sync in so many takes long
-	clients     []*link
-	id          string // the bookie's, in its cookie: a new disk has another one
-	waiting     map[entry.LedgerID][]*pendingAdd
-	waits       []*lacWait
-	errors      []*vfs.Active // that the disk has yet to show
-	rotten      bool          // some of the disk's bytes read as others
-	lie         lie           // befalls its collector's reads of etcd
+	w       *world
+	index   int
+	uuid    entry.StorageUUID
+	zone    string
+	mem     *vfs.Mem
+	disk    *vfs.Faulty
+	fresh   bool // no store was ever open on the disk
+	store   *ledgerstore.ByHand
+	meta    *meta.Store
+	etcd    *etcdClient
+	slow    int // one sync in so many takes long
+	clients []*link
+	id      string // the bookie's, in its cookie: a new disk has another one
+	waiting map[entry.LedgerID][]*pendingAdd
+	waits   []*lacWait
+	errors  []*vfs.Active // that the disk has yet to show
+	rotten  bool          // some of the disk's bytes read as others
+	lie     lie           // befalls its collector's reads of etcd
 }
 
 type pendingAdd struct {
@@ -75,17 +71,12 @@ func (b *bookieProcess) boot() {
 	if err != nil {
 		b.w.trace(b.name, subject{}, "does not start: %v", err)
 		b.kill()
-		// Each start on a full disk takes a file of the reserve; a second one may find none.
-		reserveIsGone := errors.Is(err, syscall.ENOSPC) && b.startedFull > 0
-		if !b.powerIsOff() && b.diskErrors() == hits && !reserveIsGone {
+		if !b.powerIsOff() && b.diskErrors() == hits {
 			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
 		}
 		return
 	}
 	b.store, b.fresh = store, false
-	if b.full {
-		b.startedFull++
-	}
 	loss := store.Loss()
 	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
 	b.w.ghost.booted(b, loss)

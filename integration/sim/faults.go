@@ -143,7 +143,6 @@ func (w *world) inject(f Fault, span time.Duration) {
 	case DiskFull:
 		if u, err := k.mem.Usage("/"); err == nil {
 			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
-			k.full = true
 			w.unlessHealed(span, k.makeRoom)
 		}
 	case SyncError:
@@ -224,7 +223,6 @@ func (b *broker) provokeReads() {
 // makeRoom ends a full disk.
 func (b *bookieProcess) makeRoom() {
 	b.mem.SetCapacity(diskSize)
-	b.full, b.startedFull = false, 0
 }
 
 // rot damages a few bytes of a segment; what is written there later is whole.

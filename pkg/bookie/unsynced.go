@@ -11,11 +11,12 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 // What a bookie does that acknowledges entries before they are synced ([ledgerstore.SyncPolicy]). While it may, a mark
 // lies on its disk that names the boot of the kernel, and this time that the file system is mounted (see kernelRun); a
-// clean stop takes it away. A start that finds the mark of another boot or mount has lost, perhaps, what was acknowledged:
+// clean stop makes it an empty one, in its place, since a full disk has no room for another when the bookie comes back. A start that finds the mark of another boot or mount has lost, perhaps, what was acknowledged:
 // every ledger that it may have held, and that is not closed, goes to limbo and is fenced before anything is answered. The
 // mark of this one means that the process was killed, and that what it wrote was in the kernel's cache: nothing is lost. If
 // a sync fails, the mark says so, since the cache is not to be trusted after that. Where that cannot be written, the
@@ -27,11 +28,12 @@ const (
 	markVersion = 1
 	markFixed   = 12
 	maxBootID   = 64
+	markSize    = markFixed + maxBootID + 4
 )
 
 var markMagic = [8]byte{'P', 'N', 'S', 'T', 'U', 'N', 'S', 'Y'}
 
-// mark is the file UNSYNCED.
+// mark is the file UNSYNCED. The zero mark says that nothing is unsynced.
 type mark struct {
 	boot string // and mount
 	lost bool   // a sync has failed
@@ -46,7 +48,8 @@ func encodeMark(m mark) []byte {
 	}
 	b = append(b, lost, byte(len(m.boot)))
 	b = append(b, m.boot...)
-	return binary.BigEndian.AppendUint32(b, entry.CRC32C(b))
+	b = binary.BigEndian.AppendUint32(b, entry.CRC32C(b))
+	return append(b, make([]byte, markSize-len(b))...)
 }
 
 // decodeMark reads the whole file. One that is damaged says that something may be lost, as it is.
@@ -55,10 +58,17 @@ func decodeMark(b []byte) mark {
 	switch {
 	case len(b) < markFixed+4 || [8]byte(b[:8]) != markMagic || binary.BigEndian.Uint16(b[8:]) != markVersion:
 		return damaged
-	case entry.CRC32C(b[:len(b)-4]) != binary.BigEndian.Uint32(b[len(b)-4:]) || len(b) != markFixed+int(b[11])+4:
+	}
+	end := markFixed + int(b[11])
+	if end > len(b)-4 || entry.CRC32C(b[:end]) != binary.BigEndian.Uint32(b[end:]) {
 		return damaged
 	}
-	return mark{boot: string(b[markFixed : len(b)-4]), lost: b[10] != 0}
+	for _, x := range b[end+4:] {
+		if x != 0 {
+			return damaged
+		}
+	}
+	return mark{boot: string(b[markFixed:end]), lost: b[10] != 0}
 }
 
 func (d disk) loadMark() (m mark, there bool, err error) {
@@ -72,8 +82,17 @@ func (d disk) loadMark() (m mark, there bool, err error) {
 	return decodeMark(b), true, nil
 }
 
-// writeMark replaces the mark, durably.
+// writeMark writes the mark, durably: in its place, if it has one that is large enough, since a full disk has no room for another.
+// A write that is cut short leaves what is damaged, and that means that entries may be lost.
 func (d disk) writeMark(m mark) error {
+	name := path.Join(d.dir, markName)
+	if info, err := d.fs.Stat(name); err == nil && info.Size == markSize {
+		f, err := d.fs.Open(name)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", markName, err)
+		}
+		return errors.Join(writeSynced(f, encodeMark(m)), f.Close())
+	}
 	tmp := path.Join(d.dir, markTmpName)
 	if err := d.fs.Remove(tmp); err != nil && !errors.Is(err, iofs.ErrNotExist) {
 		return fmt.Errorf("remove old %s: %w", markTmpName, err)
@@ -82,14 +101,21 @@ func (d disk) writeMark(m mark) error {
 	if err != nil {
 		return fmt.Errorf("create %s: %w", markName, err)
 	}
-	_, err = f.WriteAt(encodeMark(m), 0)
+	if err := errors.Join(writeSynced(f, encodeMark(m)), f.Close()); err != nil {
+		return err
+	}
+	return d.rename(markTmpName, markName)
+}
+
+func writeSynced(f vfs.File, b []byte) error {
+	_, err := f.WriteAt(b, 0)
 	if err == nil {
 		err = f.Sync()
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return fmt.Errorf("write %s: %w", markName, err)
 	}
-	return d.rename(markTmpName, markName)
+	return nil
 }
 
 func (d disk) removeMark() error {
@@ -130,7 +156,7 @@ func (b *Bookie) settleUnsynced(ctx context.Context) error {
 	case boot == "" || len(boot) > maxBootID:
 		return fmt.Errorf("the kernel's boot id %q makes no sense", boot)
 	}
-	if there && (m.lost || m.boot != boot) {
+	if there && m != (mark{}) && (m.lost || m.boot != boot) {
 		if err := b.limboOpen(ctx); err != nil {
 			return err
 		}
@@ -180,7 +206,7 @@ func (b *Bookie) noteStop(err error) {
 		return
 	}
 	if err == nil {
-		err = b.disk().removeMark()
+		err = b.disk().writeMark(mark{})
 	} else {
 		// The kernel may have dropped what it could not write. If that cannot be noted either, the file system is dead.
 		err = b.disk().writeMark(mark{lost: true})

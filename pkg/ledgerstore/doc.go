@@ -27,7 +27,8 @@
 // Once a write or sync has failed nothing is promised any more and each request is answered Unknown.
 //
 // Files: NNNNNNNNNNNNNNNN-GGGG.seg are segments (sequence and rewrite, hexadecimal), spare-N.seg are kept for reuse
-// and as the reserve for a full disk, MANIFEST lists the segments that count, LOCK keeps a second process out.
+// and as the reserve for a full disk, MANIFEST lists the segments that count, ROOM takes the space that the next one needs,
+// LOCK keeps a second process out.
 // A segment that the manifest does not list holds nothing that was ever acknowledged and is removed on Open; one that
 // it lists and that is missing or unreadable puts what it may have held in limbo.
 //

@@ -14,11 +14,14 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/segment"
+	"github.com/penstock-mq/penstock/pkg/vfs"
 )
 
 const (
 	lockName  = "LOCK"
 	spareForm = "spare-%d.seg"
+	// roomName is a file that is there for the space that it takes: a new manifest needs some.
+	roomName = "ROOM"
 	// maxOpenSegments bounds the descriptors kept open for reading.
 	maxOpenSegments = 512
 )
@@ -101,7 +104,7 @@ func (g *segments) trim() {
 	}
 }
 
-// publish changes the manifest, durably. With reserve a full disk makes room for it at the cost of a spare file. An
+// publish changes the manifest, durably. With reserve a full disk makes room for it, if need be at the cost of a spare file. An
 // error that is ENOSPC has changed nothing; after any other it is not known which manifest a restart will find.
 func (s *Store) publish(reserve bool, change func(*manifest)) error {
 	g := &s.segments
@@ -110,6 +113,10 @@ func (s *Store) publish(reserve bool, change func(*manifest)) error {
 	m := g.manifest.clone()
 	change(m)
 	err := writeManifest(s.fs, s.cfg.Dir, m)
+	if reserve && errors.Is(err, syscall.ENOSPC) && s.fs.Remove(path.Join(s.cfg.Dir, roomName)) == nil {
+		err = writeManifest(s.fs, s.cfg.Dir, m)
+		defer s.keepRoom()
+	}
 	if reserve && errors.Is(err, syscall.ENOSPC) && s.shrinkSpare(int64(2*m.size())) {
 		err = writeManifest(s.fs, s.cfg.Dir, m)
 	}
@@ -118,6 +125,26 @@ func (s *Store) publish(reserve bool, change func(*manifest)) error {
 	}
 	g.manifest = m
 	return nil
+}
+
+// keepRoom takes space for a manifest, if there is some: until a new one has taken the place of the old one there are
+// two. Nothing depends on the file, so that nothing of it is synced.
+func (s *Store) keepRoom() {
+	at := path.Join(s.cfg.Dir, roomName)
+	want := max(spareSlack(s.cfg.SegmentSize), int64(2*s.segments.manifest.size()))
+	if info, err := s.fs.Stat(at); err == nil && info.Size >= want {
+		return
+	}
+	f, err := s.fs.Open(at)
+	if errors.Is(err, iofs.ErrNotExist) {
+		f, err = s.fs.Create(at)
+	}
+	if err == nil {
+		err = errors.Join(f.Allocate(0, want), f.Close())
+	}
+	if err != nil && !errors.Is(err, syscall.ENOSPC) {
+		s.log.Warn("cannot keep room for a manifest", "path", at, "error", err)
+	}
 }
 
 // shrinkSpare cuts a spare file to give the disk n bytes, and reports whether there was one.
@@ -168,8 +195,8 @@ const (
 	ordinary depth = iota
 	// reserve takes all but the last one.
 	reserve
-	// lastReserve is for the start and for compaction, which give back more: without a segment to write to there is no start, and no
-	// way to free space.
+	// lastReserve is for compaction, which gives back more, and for a start that finds no room in the last segment: without one
+	// to write to there is no way to free space.
 	lastReserve
 )
 
@@ -329,6 +356,9 @@ func (s *Store) addSpare(name string) {
 
 // fillReserve allocates spare files until the reserve is complete, whatever the watermarks say: they count it as free.
 func (s *Store) fillReserve() error {
+	s.segments.publishing.Lock()
+	s.keepRoom()
+	s.segments.publishing.Unlock()
 	if err := s.growSpares(); err != nil {
 		return fmt.Errorf("fill reserve: %w", err)
 	}
@@ -337,7 +367,7 @@ func (s *Store) fillReserve() error {
 		if err != nil {
 			return fmt.Errorf("fill reserve: %w", err)
 		}
-		if disk.Free < uint64(s.cfg.SegmentSize+mib) {
+		if !s.hasRoom(disk) {
 			return nil
 		}
 		name, ok := s.nameSpare()
@@ -363,6 +393,9 @@ func (s *Store) fillReserve() error {
 	}
 	return nil
 }
+
+// hasRoom reports whether the disk has room for a segment, and what goes with it.
+func (s *Store) hasRoom(disk vfs.Usage) bool { return disk.Free >= uint64(s.cfg.SegmentSize+mib) }
 
 // growSpares gives spare files back what was cut off them.
 func (s *Store) growSpares() error {

@@ -44,7 +44,7 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 	fs := vfs.NewMem()
 	cfg := small()
 	cfg.Spares = 2
-	cfg.SegmentSize = 256 << 10 // each restart has half of what the last one had
+	cfg.SegmentSize = 256 << 10
 	s := openStore(t, cfg, fs)
 	stored := fillDisk(t, s, fs, 4000) // more than a segment is the ledger's alone
 	recovered := entry.EntryID(0)
@@ -75,7 +75,7 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 	}
 	must(t, writeLAC(s, 2, recovered))
 	check()
-	for restart := range 6 {
+	for restart := range 20 {
 		closeStore(t, s)
 		names, err := fs.List("/data")
 		must(t, err)
@@ -94,7 +94,7 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 		check()
 		compactAll(t, s) // control records alone keep no segment
 	}
-	for l := entry.LedgerID(20); l < 26; l++ {
+	for l := entry.LedgerID(20); l < 40; l++ {
 		if in, ok := s.Ledger(l); !ok || in.Term != 1 {
 			t.Fatalf("fence of ledger %d is lost: %+v", l, in)
 		}
@@ -107,8 +107,8 @@ func TestRestartWithoutAFreeByte(t *testing.T) {
 	s.look()
 	s.look()
 	must(t, add(s, 3, 0))
-	if in, ok := s.Ledger(25); !ok || in.Term != 1 {
-		t.Fatalf("fence of ledger 25 is lost: %+v", in)
+	if in, ok := s.Ledger(39); !ok || in.Term != 1 {
+		t.Fatalf("fence of ledger 39 is lost: %+v", in)
 	}
 }
 
@@ -245,4 +245,112 @@ func TestTombstoneOutlivesAFailedCompaction(t *testing.T) {
 			t.Error("a dead segment was kept")
 		}
 	}
+}
+
+// While the disk is full, and whatever a start gives back is taken by something else, a store may be started any number of
+// times, after stops and after power cuts: everything is served, what it takes between is kept, and it goes on by itself
+// when there is room.
+func TestAnyNumberOfStartsOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	for _, spares := range []int{1, 2} {
+		fs := vfs.NewMem()
+		cfg := small()
+		cfg.Spares = spares
+		cfg.SegmentSize = 128 << 10 // of which all lives together take a part
+		s := openStore(t, cfg, fs)
+		stored := fillDisk(t, s, fs, 600)
+		rng := newRand(uint64(spares))
+		terms := entry.Term(0)
+		for start := range 45 {
+			if start%3 == 2 {
+				cut := fs.Clone()
+				cut.Crash(rng)
+				closeStore(t, s)
+				fs = cut
+			} else {
+				closeStore(t, s)
+			}
+			fs.SetCapacity(usedBytes(t, fs))
+			if start%5 == 4 { // a start that the power ends
+				cut := fs.Clone()
+				cut.CutPowerAfter(rng.IntN(12))
+				if half, err := Open(t.Context(), cfg, cut, quiet, nil); err == nil {
+					closeStore(t, half)
+				}
+				cut.Crash(rng)
+				fs = cut
+			}
+			s = openStore(t, cfg, fs)
+			if loss := s.Loss(); loss.All || len(loss.Ledgers) > 0 {
+				t.Fatalf("start %d loses %+v", start, loss)
+			}
+			if err := add(s, 1, stored); err == nil { // the reserve counts as free, and the segment has room
+				stored++
+			} else {
+				wantCode(t, err, bookiewire.ReadOnly)
+			}
+			for e := entry.EntryID(start % 50); e < stored; e += 50 {
+				wantEntry(t, s, 1, e, body(1, e, 100))
+			}
+			wantEntry(t, s, 1, stored-1, body(1, stored-1, 100))
+			if start%4 == 0 {
+				terms++
+				_, err := fence(s, 2, terms)
+				must(t, err)
+			}
+			if in, ok := s.Ledger(2); !ok || in.Term != terms {
+				t.Fatalf("start %d: the fence is %+v, want term %d", start, in, terms)
+			}
+			if start%7 == 0 { // it has looked for room
+				s.look()
+			}
+		}
+		if s.spareCount() != spares {
+			t.Errorf("%d spare files are left of %d", s.spareCount(), spares)
+		}
+		fs.SetCapacity(usedBytes(t, fs) + uint64(8*cfg.SegmentSize) + 8*mib)
+		s.look()
+		s.look()
+		must(t, add(s, 1, stored))
+		s = reopen(t, s)
+		if in, ok := s.Ledger(2); !ok || in.Term != terms {
+			t.Fatalf("afterwards the fence is %+v, want term %d", in, terms)
+		}
+		for e := range stored + 1 {
+			wantEntry(t, s, 1, e, body(1, e, 100))
+		}
+	}
+}
+
+// A segment that goes on says that what was found in it is durable: when the disk loses the last of that, it is damage and not
+// a torn tail.
+func TestWhatGoesOnVouchesForWhatWasThere(t *testing.T) {
+	t.Parallel()
+	fs := vfs.NewMem()
+	cfg := small()
+	cfg.SegmentSize = 128 << 10
+	s := openStore(t, cfg, fs)
+	must(t, s.fillReserve())
+	fs.SetCapacity(usedBytes(t, fs))
+	must(t, add(s, 1, 0, urgent))
+	must(t, add(s, 1, 1, urgent))
+	last := func() *Segment { return s.segments.list()[len(s.segments.list())-1] }
+	active, size := last().path, last().size.Load()
+	for range 3 {
+		s = reopen(t, s)
+		if last().path != active {
+			t.Fatalf("%s goes on, not %s", last().path, active)
+		}
+	}
+	closeStore(t, s)
+	f, err := fs.Open(active)
+	must(t, err)
+	_, err = f.WriteAt([]byte{0xff, 0xff}, size-2) // the end of the second entry
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+	s = openStore(t, cfg, fs)
+	if loss := s.Loss(); !slices.Equal(loss.Ledgers, []entry.LedgerID{1}) {
+		t.Errorf("loss is %+v", loss)
+	}
+	_, err = readOne(s, 1, 1)
+	wantCode(t, err, bookiewire.Unknown)
 }

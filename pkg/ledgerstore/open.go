@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"path"
 	"slices"
-	"syscall"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -142,6 +141,8 @@ type recovery struct {
 	loss  []entry.LedgerID
 	// noList: the manifest is lost. What is on disk stays as it is until a new one can be written that lists the loss.
 	noList bool
+	// last is the last segment of a disk that has no room for another one, if it can be appended to.
+	last *recovered
 }
 
 // recovered is a segment that is there.
@@ -182,6 +183,9 @@ func (r *recovery) run(ctx context.Context) error {
 		}
 	}
 	damaged := r.all || len(r.loss) > 0
+	if err := r.keepLast(); err != nil {
+		return err
+	}
 	if err := r.dropEmpty(); err != nil {
 		return err
 	}
@@ -190,28 +194,18 @@ func (r *recovery) run(ctx context.Context) error {
 			return err
 		}
 	}
-	active, err := s.firstActive()
+	active, stated, err := r.firstActive()
 	if err != nil {
 		return err
 	}
 	s.core = newCore(s.table, active, s.cfg.PendingBytes, 1, s.cfg.SegmentSize/32)
+	if stated != nil {
+		s.core.vouchFor(stated)
+	}
 	s.core.trash = s.table.inTrash()
 	s.core.lazy = s.lazy != nil
 	s.log.Info("store recovered", "dir", s.cfg.Dir, "segments", len(r.found), "scanned", scanned, "damaged", damaged)
 	return nil
-}
-
-// firstActive makes the segment that the store begins with. On a full disk that is the last spare file, which nothing
-// else takes, and without it whatever there is room for: a few control records are enough to free space.
-func (s *Store) firstActive() (*Segment, error) {
-	active, err := s.prepare(ordinary)
-	if errors.Is(err, syscall.ENOSPC) {
-		active, err = s.prepare(lastReserve)
-	}
-	for size := s.cfg.SegmentSize / 2; errors.Is(err, syscall.ENOSPC) && size >= minSegmentSize/2; size /= 2 {
-		active, err = s.prepareSized(size, lastReserve)
-	}
-	return active, err
 }
 
 // abandon closes what a failed run has opened.
@@ -252,7 +246,7 @@ func (r *recovery) seal() error {
 	var g errgroup.Group
 	g.SetLimit(r.scans)
 	for _, f := range r.found {
-		if f.scan != nil && !f.seg.sealed.Load() {
+		if f.scan != nil && f != r.last && !f.seg.sealed.Load() {
 			g.Go(func() error { return f.seal(r.store.fs) })
 		}
 	}
@@ -281,7 +275,7 @@ func (r *recovery) dropEmpty() error {
 	s := r.store
 	var empty []*recovered
 	r.found = slices.DeleteFunc(r.found, func(f *recovered) bool {
-		is := f.scan != nil && f.scan.Entries() == 0 && len(f.controls) == 0 && f.scan.Corrupt == nil
+		is := f != r.last && f.scan != nil && f.scan.Entries() == 0 && len(f.controls) == 0 && f.scan.Corrupt == nil
 		if is {
 			empty = append(empty, f)
 		}

@@ -23,7 +23,7 @@
 //		if rec.Corrupt != nil {
 //			// put the affected ledgers in limbo and fence them, durably, before going on
 //		}
-//		err = segment.SealRecovered(fs, path, rec) // never appended to again
+//		err = segment.SealRecovered(fs, path, rec) // never appended to again; or, on a full disk, Resume
 //		r, err = segment.Open(fs, path)
 //	case errors.Is(err, segment.ErrBlank), errors.Is(err, segment.ErrRetired):
 //		// creation or recycling was cut short: nothing was ever acknowledged from this file; remove it

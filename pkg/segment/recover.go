@@ -21,12 +21,23 @@ type Recovered struct {
 	Corrupt *Corruption
 	// PrevDurable is how much of the previous segment was known to be durable; 0 if nothing was.
 	PrevDurable int64
+	// Stated is up to where a batch says that all is durable. What lies behind it and is lost later passes for a torn tail.
+	Stated int64
 
 	contents *contents
+	seq      uint64 // of the next batch
+	reserved int64  // on creation
+	size     int64  // of the file
 }
 
 // Entries counts the records of KindEntry.
 func (r *Recovered) Entries() int64 { return int64(r.contents.entries()) }
+
+// Batches counts the batches.
+func (r *Recovered) Batches() int { return int(r.contents.batches) }
+
+// Room is how much of the reserved space is left behind the batches, and the footer that they need.
+func (r *Recovered) Room() int64 { return r.reserved - r.End - r.contents.footerBound(0) }
 
 // Ledgers sums up the records of each ledger, sorted by ledger.
 func (r *Recovered) Ledgers() []LedgerInfo { return r.contents.sortedLedgers() }
@@ -112,10 +123,14 @@ func scanFile(f vfs.File, path string, nextSegmentDurable int64) (*Recovered, er
 		s.prevDurable = t.prevDurable
 	}
 	rec, err := s.run()
-	if err == nil && !sealed && size < h.size {
+	if err != nil {
+		return nil, err
+	}
+	rec.Stated, rec.seq, rec.reserved, rec.size = s.durable, s.seq, h.size, size
+	if !sealed && size < h.size {
 		rec.cutShort(size, h.size)
 	}
-	return rec, err
+	return rec, nil
 }
 
 // cutShort takes a file that has lost its end for corruption, unless a seal has cut it.

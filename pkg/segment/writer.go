@@ -75,14 +75,22 @@ func Create(fs vfs.FS, path string, h Header, size int64, reuse bool) (*Writer, 
 		syncs: make(chan vfs.File, maxSyncs), begun: reuse,
 	}
 	w.size.Store(headerBlockSize)
+	if err := w.openSyncs(fs); err != nil {
+		return nil, errors.Join(fmt.Errorf("create segment: %w", err), w.Close())
+	}
+	return w, nil
+}
+
+// openSyncs opens what syncs go through.
+func (w *Writer) openSyncs(fs vfs.FS) error {
 	for range maxSyncs {
-		s, err := fs.Open(path)
+		s, err := fs.Open(w.path)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("create segment: %w", err), w.Close())
+			return err
 		}
 		w.syncs <- s
 	}
-	return w, nil
+	return nil
 }
 
 func createFile(fs vfs.FS, name string, h Header, size int64, reuse bool) (_ vfs.File, _ Header, err error) {
@@ -221,13 +229,13 @@ func (w *Writer) encode(recs []Record, offset int64, length int, durableUpto int
 	})
 }
 
-// SetPrevDurable notes how many bytes of the segment with the previous sequence number are durable; each later
-// batch, and the footer, tells recovery. Recovering that segment then takes damage below it for corruption.
+// SetPrevDurable notes how many bytes of the segment with the previous sequence number are durable, of what it was told the
+// most; each later batch, and the footer, tells recovery. Recovering that segment then takes damage below it for corruption.
 func (w *Writer) SetPrevDurable(n int64) {
 	if n < 0 || n > MaxSegmentBytes {
 		panic(fmt.Sprintf("segment: previous segment durable up to %d", n))
 	}
-	w.prevDurable = n
+	w.prevDurable = max(w.prevDurable, n)
 }
 
 // Sync makes all batches durable whose AppendBatch returned before it was called. Syncs may overlap.
