@@ -184,7 +184,7 @@ func starveFiles(s *site) error {
 	}
 	for _, p := range []*process.Process{owner, bookie} {
 		if !p.Running() { // whoever supervises it starts it again
-			s.expect(false, "a process that can open no more files may end: a bookie that needs its next segment does")
+			s.expect(false, "%s, which could open no more files, has ended", p.Name)
 			if err := s.startAll(p); err != nil {
 				return err
 			}

@@ -280,7 +280,7 @@ func (s *Store) replace(ctx context.Context, victims []*Segment, out *Segment, i
 		}
 	})
 	if err != nil {
-		if !errors.Is(err, syscall.ENOSPC) {
+		if !shortage(err) {
 			published = true // or not: keep every file, a restart will see
 			s.post(&Broken{Err: err})
 		}
@@ -389,6 +389,9 @@ func (c *copier) copyFrom(ctx context.Context, v *Segment) error {
 
 // damaged keeps v out of later compactions.
 func (c *copier) damaged(v *Segment, err error) error {
+	if noFiles(err) {
+		return err
+	}
 	c.store.metrics.readErrors.Inc()
 	v.damaged.Store(true)
 	return err

@@ -50,6 +50,7 @@ type Core struct {
 	unsealed               int
 	mustRoll               bool // the active segment refused a write for want of space
 	noNext                 bool // there is no space for an ordinary next segment
+	noFiles                bool // it is file descriptors that there are none of
 	exhausted              bool // nor for one from the reserve: what is left of the active one is for control records
 	stalled                bool // and that is used up too: they wait for space
 	keep                   int64
@@ -87,7 +88,7 @@ type Ready struct {
 	Syncs []*Batch
 	// Checks are adds of entries that may be stored already; then Step(Checked) for each.
 	Checks []*Check
-	// Prepare asks for the segment after the active one; then Step(Prepared). An error that is ENOSPC is followed
+	// Prepare asks for the segment after the active one; then Step(Prepared). An error that is ENOSPC, or a want of file descriptors, is followed
 	// by Reserve when something urgent needs the segment: it may be taken from the reserve. If that has none either,
 	// entries are refused, urgent ones too, and control records go on as long as the active segment has room.
 	Prepare, Reserve bool
@@ -193,7 +194,7 @@ func (c *Core) Step(ev Event) {
 		c.stepReplaced(ev)
 	case *Space:
 		c.state = ev.State
-		c.spaceOut, c.noNext, c.exhausted, c.stalled = false, false, false, false
+		c.spaceOut, c.noNext, c.noFiles, c.exhausted, c.stalled = false, false, false, false, false
 		c.vouch()
 	case *Expire:
 		c.stepExpire(ev)

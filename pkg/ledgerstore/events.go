@@ -161,6 +161,7 @@ func (a *Add) asItem() *item {
 
 var (
 	errFull       = &bookiewire.Error{Code: bookiewire.ReadOnly, Detail: "disk is full"}
+	errNoFiles    = &bookiewire.Error{Code: bookiewire.ReadOnly, Detail: "no file descriptors for another segment"}
 	errReadOnly   = &bookiewire.Error{Code: bookiewire.ReadOnly, Detail: "no new ledgers: disk is filling up"}
 	errOverloaded = &bookiewire.Error{Code: bookiewire.Overloaded, Detail: "too many bytes are on their way to the disk"}
 	errStale      = &bookiewire.Error{Code: bookiewire.NotAdmitted, Detail: "admission is outdated"}
@@ -235,7 +236,9 @@ func (c *Core) stepAdd(a *Add, upto uint64) {
 // room decides whether the disk, and memory, have room for an add.
 func (c *Core) room(it *item, newLedger bool) error {
 	switch state := c.State(); {
-	case it.urgent && c.exhausted, !it.urgent && state == Full:
+	case it.urgent && c.exhausted:
+		return c.short()
+	case !it.urgent && state == Full:
 		return errFull
 	case !it.urgent && newLedger && state == ReadOnly:
 		return errReadOnly

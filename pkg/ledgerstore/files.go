@@ -105,7 +105,7 @@ func (g *segments) trim() {
 }
 
 // publish changes the manifest, durably. With reserve a full disk makes room for it, if need be at the cost of a spare file. An
-// error that is ENOSPC has changed nothing; after any other it is not known which manifest a restart will find.
+// error that is ENOSPC, or a want of file descriptors, has changed nothing; after any other it is not known which manifest a restart will find.
 func (s *Store) publish(reserve bool, change func(*manifest)) error {
 	g := &s.segments
 	g.publishing.Lock()
@@ -142,7 +142,7 @@ func (s *Store) keepRoom() {
 	if err == nil {
 		err = errors.Join(f.Allocate(0, want), f.Close())
 	}
-	if err != nil && !errors.Is(err, syscall.ENOSPC) {
+	if err != nil && !shortage(err) {
 		s.log.Warn("cannot keep room for a manifest", "path", at, "error", err)
 	}
 }
@@ -213,7 +213,7 @@ func (s *Store) prepareSized(size int64, d depth) (*Segment, error) {
 		m.add(manifestSegment{sequence: seg.seq, rewrite: seg.gen, uuid: seg.uuid})
 	})
 	switch {
-	case errors.Is(err, syscall.ENOSPC):
+	case shortage(err):
 		return nil, errors.Join(err, s.discard(seg))
 	case err != nil: // it may be listed: the next start will see
 		return nil, errors.Join(err, w.Close())

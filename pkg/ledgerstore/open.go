@@ -42,7 +42,7 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 		return nil, fmt.Errorf("lock data directory: %w", err)
 	}
 	s := &Store{
-		cfg: cfg, log: log, metrics: m, lock: lock,
+		cfg: cfg, log: log, metrics: m,
 		cache:   newTailCache(cfg.CacheBytes),
 		footers: newFooterCache(cfg.IndexBytes),
 		inbox:   inbox{wake: make(chan struct{}, 1)},
@@ -52,7 +52,11 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 		kick:    make(chan struct{}, 1),
 		fatal:   make(chan error, 1),
 	}
-	s.fs = &strictFS{FS: fs, broken: func(err error) { s.post(&Broken{Err: err}) }}
+	strict, err := newStrictFS(fs, cfg.Dir, func(err error) { s.post(&Broken{Err: err}) })
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open data directory: %w", err), lock.Close())
+	}
+	s.fs, s.lock = strict, closers{strict, lock}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if cfg.CompactBytesPerSecond > 0 {
 		s.limiter = rate.NewLimiter(rate.Limit(cfg.CompactBytesPerSecond), int(max(cfg.CompactBytesPerSecond, groupBytes)))
@@ -69,7 +73,7 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 	if err := rec.run(ctx); err != nil {
 		s.cancel()
 		rec.abandon()
-		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.lock.Close())
 	}
 	if h != nil {
 		return s, rec.finish(ctx)

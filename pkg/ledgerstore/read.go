@@ -132,7 +132,7 @@ func (s *Store) readPlaces(places []candidate, id entry.LedgerID, e entry.EntryI
 		case err != nil:
 			failure = err
 			s.metrics.readErrors.Inc()
-			if !p.seg.damaged.Swap(true) {
+			if !noFiles(err) && !p.seg.damaged.Swap(true) {
 				s.log.Error("segment is damaged: what cannot be read is answered unknown", "path", p.seg.path, "error", err)
 			}
 		case got != nil:

@@ -19,7 +19,7 @@ func (c *Core) roll() bool {
 		case c.exhausted:
 			c.stalled = true
 		case !c.prepareAsked && c.unsealed < maxUnsealed:
-			// No space for an ordinary segment: what is urgent gets one from the reserve.
+			// No space, or no file descriptor, for an ordinary segment: what is urgent gets one from the reserve.
 			c.turnAdds(false)
 			if c.urgentQueued() {
 				c.prepareAsked, c.ready.Reserve = true, true
@@ -48,14 +48,30 @@ func (c *Core) stepPrepared(ev *Prepared) {
 	case ev.Err == nil:
 		c.next = ev.Segment
 		c.unsealed++
-	case !errors.Is(ev.Err, syscall.ENOSPC):
+	case !shortage(ev.Err):
 		c.fail(fmt.Errorf("prepare segment: %w", ev.Err))
 	case c.noNext:
 		c.exhausted = true
 		c.turnAdds(true)
 	default:
-		c.noNext, c.spaceOut = true, true
+		c.noNext = true
+		c.noFiles = noFiles(ev.Err)
+		c.spaceOut = c.spaceOut || !c.noFiles
 	}
+}
+
+// shortage reports whether something could not be begun for want of space or of file descriptors: it will do when there are
+// some again, and has changed nothing.
+func shortage(err error) bool { return errors.Is(err, syscall.ENOSPC) || noFiles(err) }
+
+func noFiles(err error) bool { return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) }
+
+// short is the answer to an add that finds no segment to go to.
+func (c *Core) short() error {
+	if c.noFiles {
+		return errNoFiles
+	}
+	return errFull
 }
 
 func (c *Core) stepSealed(ev *Sealed) {
@@ -129,7 +145,7 @@ func (c *Core) turnAdds(urgent bool) {
 		if l.queued--; !l.durable && l.queued == 0 {
 			c.table.forget(l)
 		}
-		c.reply(it, errFull)
+		c.reply(it, c.short())
 	}
 	clear(c.queue[len(kept):])
 	c.queue = kept

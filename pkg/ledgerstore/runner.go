@@ -204,12 +204,30 @@ func (s *Store) seal(seg *Segment) error {
 	}
 	s.lazy.settled(seg)
 	seg.handle.seal()
-	src, err := seg.handle.acquireReader(s.fs, seg.path)
+	src, err := s.openSealed(seg)
 	if err != nil {
-		return fmt.Errorf("open sealed segment: %w", err)
+		return err
 	}
 	defer seg.handle.release()
 	return seg.load(src)
+}
+
+// openSealed opens a segment that has its footer now, as soon as there are file descriptors.
+func (s *Store) openSealed(seg *Segment) (*segment.Reader, error) {
+	for {
+		src, err := seg.handle.acquireReader(s.fs, seg.path)
+		switch {
+		case err == nil:
+			return src, nil
+		case !noFiles(err):
+			return nil, fmt.Errorf("open sealed segment: %w", err)
+		}
+		select {
+		case <-time.After(spaceEvery / 10):
+		case <-s.ctx.Done():
+			return nil, errPostponed // it has its footer
+		}
+	}
 }
 
 // load takes over what must be known of a sealed segment.

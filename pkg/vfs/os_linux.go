@@ -96,8 +96,16 @@ func (osFS) Stat(path string) (Info, error) {
 	return Info{Size: st.Size(), Dir: st.IsDir()}, nil
 }
 
-func (osFS) SyncDir(dir string) error {
+func (osFS) OpenDir(dir string) (Dir, error) {
 	d, err := os.Open(dir) // the path is the operator's data directory
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (f osFS) SyncDir(dir string) error {
+	d, err := f.OpenDir(dir)
 	if err != nil {
 		return err
 	}

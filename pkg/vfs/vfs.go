@@ -32,6 +32,18 @@ func aligned(p []byte, off int64) bool {
 // ErrLocked is returned by [FS.Lock] when another process, or this one, holds the lock.
 var ErrLocked = errors.New("locked by another user")
 
+// DirOpener is an [FS] that can keep a directory open.
+type DirOpener interface {
+	// OpenDir opens a directory, whose Sync does what SyncDir does, and needs no file descriptor any more.
+	OpenDir(dir string) (Dir, error)
+}
+
+// Dir is a directory that is open.
+type Dir interface {
+	io.Closer
+	Sync() error
+}
+
 // FS is a file system. Paths are slash-separated; errors are *fs.PathError or wrap one, so errors.Is works with
 // fs.ErrNotExist, fs.ErrExist, syscall.ENOSPC and syscall.EIO. All methods may be called concurrently.
 type FS interface {
