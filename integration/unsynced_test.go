@@ -3,7 +3,9 @@
 package integration
 
 import (
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,7 +15,7 @@ import (
 
 // A bookie that syncs by an interval loses the file system under it, cannot note that there, and comes back once it is
 // mounted again, under the same kernel: what it acknowledged last is gone, and it does not deny it. A kill before
-// loses nothing, and puts nothing in limbo.
+// loses nothing, and puts nothing in limbo. The operator's command ends what is.
 func TestUnsyncedEntriesMeanLimboAfterARemount(t *testing.T) {
 	t.Parallel()
 	for kind, megabytes := range map[volume.Kind]int64{volume.Ext4: 160, volume.XFS: 400} {
@@ -53,6 +55,24 @@ func TestUnsyncedEntriesMeanLimboAfterARemount(t *testing.T) {
 			w.check(b.Start(w.ctx))
 			if !limbo() {
 				t.Fatalf("it denies what it has lost: %s", b.LogTail())
+			}
+			// The broker lives and the other two have all of it, so that an operator may give it up here.
+			penstock := filepath.Join(programs(t), "penstock")
+			endLimbo := func() []string {
+				out, err := exec.CommandContext(w.ctx, penstock, "bookie", "end-limbo", b.Control, "--all").Output()
+				w.check(err)
+				return strings.Fields(string(out))
+			}
+			ended := endLimbo()
+			for _, id := range ended {
+				_, err := strconv.ParseUint(id, 10, 63)
+				w.check(err)
+			}
+			if len(ended) == 0 || !strings.Contains(b.LogTail(), "limbo was ended by hand") {
+				t.Fatalf("limbo of %q was ended: %s", ended, b.LogTail())
+			}
+			if again := endLimbo(); len(again) > 0 {
+				t.Errorf("limbo of %q was ended twice", again)
 			}
 			w.more(run, 300)
 			run.StopProducing()

@@ -380,3 +380,34 @@ func TestLazySyncStatesNothingUntrue(t *testing.T) {
 		}
 	}
 }
+
+// A segment that compaction gives up may hold the only durable record of a LAC. The one that is written in its place is on the disk
+// before the old one goes, whatever the policy leaves for later.
+func TestLazySyncCarriesLACs(t *testing.T) {
+	t.Parallel()
+	for _, messages := range []int{0, 1000} {
+		cfg := lazy()
+		cfg.Sync.Messages = messages
+		fs := vfs.NewMem()
+		s := openStore(t, cfg, fs)
+		must(t, add(s, 1, 0, withBody(body(1, 0, 100))))
+		must(t, writeLAC(s, 1, 40))
+		for e := range entry.EntryID(200) {
+			must(t, add(s, 2, e, withBody(body(2, e, 900))))
+		}
+		must(t, s.DeleteLedger(t.Context(), 2, s.Mark(2)))
+		for e := range entry.EntryID(100) { // the tombstone's segment is sealed, too
+			must(t, add(s, 3, e, withBody(body(3, e, 900))))
+		}
+		waitSealed(s)
+		first := s.segments.list()[0]
+		if compactAll(t, s) <= 0 || s.segments.list()[0].path == first.path {
+			t.Fatal("the first segment is not compacted")
+		}
+		after := openStore(t, small(), cut(fs))
+		if in, ok := after.Ledger(1); !ok || in.LAC != 40 || in.Entries != 1 {
+			t.Errorf("after a power cut: %+v", in)
+		}
+		closeStore(t, after)
+	}
+}
