@@ -29,6 +29,7 @@ const (
 	Reset        Fault = "reset"          // connections break [F12]
 	EtcdAway     Fault = "etcd-away"      // no leader [F10, F11]
 	DiskFull     Fault = "disk-full"      // of one bookie, for a while [F16]
+	Scarce       Fault = "scarce"         // too few bookies take new ledgers, as if the others' disks were full [F16]
 	Wipe         Fault = "wipe"           // a disk is gone for good, fewer than Qa of them
 	SyncError    Fault = "sync-error"     // a sync fails once, and what it was to bring to the disk is lost [F13]
 	WriteError   Fault = "write-error"    // a write fails once [F13]
@@ -41,7 +42,7 @@ const (
 
 var allFaults = []Fault{
 	BrokerCrash, BrokerLeave, BrokerPause, BrokerCut, BookieKill, PowerCut, BlackOut, BookiePause, BookieCut, Partition, OneWay, Reset, EtcdAway,
-	DiskFull, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke, ClockStep, Listings,
+	DiskFull, Scarce, Wipe, PowerCutStep, SyncError, WriteError, BitRot, Provoke, ClockStep, Listings,
 }
 
 const diskSize = 512 << 20
@@ -145,6 +146,9 @@ func (w *world) inject(f Fault, span time.Duration) {
 			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
 			w.unlessHealed(span, k.makeRoom)
 		}
+	case Scarce:
+		w.scarce = w.now + span + time.Second
+		br.leave(span) // whoever comes next has to open ledgers
 	case SyncError:
 		k.errors = append(k.errors, k.disk.Add(vfs.Rule{Op: vfs.OpSync, After: w.rng.IntN(30), Times: 1, Err: syscall.EIO, LoseUnsynced: true}))
 	case WriteError:

@@ -81,6 +81,9 @@ func (b *broker) candidates() []ledger.Candidate {
 			UUID: k.UUID, Host: k.Host, Zone: k.Zone, FreeBytes: k.FreeBytes,
 			Writable: k.State == meta.BookieWritable, Draining: k.Draining, Full: k.State == meta.BookieFull,
 		}
+		if i >= b.w.replication.WriteQuorum-1 && b.w.now < b.w.scarce && !b.w.healed {
+			all[i].Writable = false
+		}
 	}
 	return all
 }

@@ -117,7 +117,8 @@ type world struct {
 	numbers uint64
 	tally   [4]int
 	closes  int
-	cluster entry.UUID // its record's
+	cluster entry.UUID    // its record's
+	scarce  time.Duration // until then too few bookies take new ledgers
 	// compactions that did something, and ledgers deleted from topics.
 	compactions, trimmed int
 	deleted              int // ledgers from disks
