@@ -9,6 +9,7 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -179,4 +180,54 @@ func TestTakingABundleOfADeletedNamespace(t *testing.T) {
 	if left.Count != 0 {
 		t.Fatalf("%d epochs are left", left.Count)
 	}
+}
+
+// Between the look at a bundle that nobody owns and the transaction, another broker takes it and lets it go: the owner's key is
+// as it was, and its epoch is used up.
+func TestAnEpochIsNotGivenTwice(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	between := func() {
+		var last meta.Owner
+		o, err := f.GetOwner(ctx, f.guard.Bundle)
+		check(t, err)
+		last, err = f.TakeBundle(ctx, f.guard.Bundle, broker("other"), f.lease, meta.ExpectNone())
+		check(t, err)
+		if last.Epoch != o.Epoch+1 {
+			t.Fatalf("epoch %d after %d", last.Epoch, o.Epoch)
+		}
+		check(t, f.ReleaseBundle(ctx, meta.Guard{Bundle: f.guard.Bundle, Epoch: last.Epoch}, "other"))
+	}
+	mine, err := f.GetOwner(ctx, f.guard.Bundle)
+	check(t, err)
+	check(t, f.ReleaseBundle(ctx, f.guard, mine.Broker))
+	if o, err := f.storeAfter(between).ReacquireBundle(ctx, f.guard.Bundle, broker(mine.Broker), f.lease, f.guard.Epoch); !errors.Is(err, meta.ErrEpoch) {
+		t.Errorf("it was owned by another, and is kept: %+v, %v", o, err)
+	}
+	before, err := f.GetOwner(ctx, f.guard.Bundle)
+	check(t, err)
+	o, err := f.storeAfter(between).TakeBundle(ctx, f.guard.Bundle, broker("late"), f.lease, meta.ExpectNone())
+	if err != nil || o.Epoch != before.Epoch+2 {
+		t.Errorf("it was owned with epoch %d in between, and is taken with epoch %d, %v", before.Epoch+1, o.Epoch, err)
+	}
+}
+
+// storeAfter is a store of f's cluster that calls between before its first changing transaction is sent.
+func (f *fixture) storeAfter(between func()) *meta.Store {
+	f.t.Helper()
+	var once sync.Once
+	delay := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		if txn, ok := req.(*pb.TxnRequest); ok && changes(txn) {
+			once.Do(between)
+		}
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	cli, err := clientv3.New(clientv3.Config{
+		Endpoints: etcd.Endpoints(), Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(delay)},
+	})
+	check(f.t, err)
+	f.t.Cleanup(func() { _ = cli.Close() })
+	return meta.New(cli, f.cluster, nil)
 }

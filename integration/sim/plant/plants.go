@@ -138,16 +138,8 @@ var plants = []plant{
 		"LedgerDeleting, next.lastOp\n		t := txn{guard: &g}", "LedgerDeleting, next.lastOp\n		t := txn{}",
 	},
 	{
-		"a close of unknown outcome is taken for none", "pkg/ledger",
-		"	case errors.Is(err, meta.ErrUnknownOutcome):\n		return NoOutcome\n	case errors.As", "	case errors.Is(err, meta.ErrUnknownOutcome):\n		return NotApplied\n	case errors.As",
-	},
-	{
 		"a reader goes beyond what bookies know to be confirmed", "pkg/ledger",
 		"			upTo = r.askLAC(ctx, first)", "			upTo = r.askLAC(ctx, first) + 1",
-	},
-	{
-		"a record of unknown state is not read again", "pkg/chain",
-		"		c.stale = c.stale || errors.Is(err, meta.ErrUnknownOutcome) || ", "		c.stale = c.stale || ",
 	},
 	{
 		"a chain's end leaves the last entry out", "pkg/chain",
@@ -216,7 +208,7 @@ var plants = []plant{
 	},
 	{
 		"a state record that may be stored is told not to be", "pkg/statelog",
-		"	var orphans []*batch\n	if l.err != nil && l.lostFired {\n", "	var orphans []*batch\n	if err != nil {\n		err = notWritten(err)\n	}\n	if l.err != nil && l.lostFired {\n",
+		"	var orphans []*batch\n	lost := l.err\n", "	var orphans []*batch\n	if err != nil {\n		err = notWritten(err)\n	}\n	lost := l.err\n",
 	},
 	{
 		"a lease that is gone is renewed for ever", "pkg/lease",
@@ -268,11 +260,6 @@ var plants = []plant{
 		"	case false:",
 	},
 	{
-		"each owner counts incarnations anew", "pkg/topic",
-		"min(uint64(owner), mostOwner)<<ownerShift",
-		"0",
-	},
-	{
 		"sequences are rebuilt from a part of the log", "pkg/topic",
 		"	for r.Offset() < t.opened {",
 		"	for r.Offset()+4 < t.opened {",
@@ -299,8 +286,8 @@ var plants = []plant{
 	},
 	{
 		"a page's snapshot claims the change after it", "pkg/cursor",
-		"	p.hasSnap, p.snapSeq = true, p.seq\n",
-		"	p.hasSnap, p.snapSeq = true, p.seq+1\n",
+		"	v = binary.AppendUvarint(v, p.snapSeq)\n",
+		"	v = binary.AppendUvarint(v, p.snapSeq+1)\n",
 	},
 	{
 		"a seek does not begin a generation", "pkg/cursor",
@@ -335,7 +322,7 @@ var plants = []plant{
 	{
 		"a dispatch does not hear of a seek", "pkg/subscription",
 		"			s.runner.Seek(generation, to)\n",
-		"",
+		"			_ = generation\n",
 	},
 	{
 		"a subscription of before goes on changing the log", "pkg/subscription",
