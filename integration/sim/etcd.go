@@ -26,9 +26,16 @@ type etcd struct {
 	healed bool  // nothing is lost, and requests are quick
 	keep   int64 // revisions that are not compacted
 	loss   int   // one request, or reply, in so many is lost; 0: none
+	late   []lateRequest
 	// changed is told of what a client's transactions, or nobody's, have changed, from a revision on.
 	changed func(actor *broker, from int64)
 	streams []*stream
+}
+
+// lateRequest is one that is held up on its way.
+type lateRequest struct {
+	since time.Duration
+	apply func()
 }
 
 // requestTimeout is when a client has given an attempt up.
@@ -67,8 +74,12 @@ func (c *etcdClient) call(ctx context.Context, sent func(), apply func() error) 
 	case c.lost():
 		sent()
 		// It may get there yet, long after its sender has given up.
-		if e.chance(4) && !e.healed {
-			e.after(e.between(0, 2*requestTimeout), func() { _ = e.apply(c, apply) })
+		switch late := func() { _ = e.apply(c, apply) }; {
+		case e.healed:
+		case e.chance(4):
+			e.after(e.between(0, 2*requestTimeout), late)
+		case e.chance(3):
+			e.late = append(e.late, lateRequest{e.now, late})
 		}
 	default:
 		sent()
@@ -182,6 +193,20 @@ func (e *etcd) apply(c *etcdClient, do func() error) error {
 		e.pump()
 	}
 	return err
+}
+
+// letGo has what was held up get there, at a bad time; what is older than other late requests is lost.
+func (e *etcd) letGo() {
+	for _, r := range e.late {
+		if e.now-r.since < 2*requestTimeout {
+			e.after(e.between(0, 3*time.Millisecond), func() {
+				if !e.healed {
+					r.apply()
+				}
+			})
+		}
+	}
+	e.late = nil
 }
 
 // goAway takes the leader away.

@@ -206,6 +206,19 @@ func (w *world) provoke(by *broker) {
 	}
 }
 
+// provokeTrim kills a broker at the moment when it has trimmed: what it knew of acknowledgements, and is on no disk, is lost.
+func (w *world) provokeTrim(by *broker) {
+	if by == nil || w.healed || !slices.Contains(w.faults, BrokerCrash) || !w.chance(6) {
+		return
+	}
+	w.after(0, func() { by.crash("it has just trimmed") })
+	w.unlessHealed(w.between(20*time.Millisecond, time.Second), func() {
+		if !by.up {
+			by.boot()
+		}
+	})
+}
+
 // provokeReads breaks connections, more than once, while a log is about to be read from its beginning: some of it cannot be read
 // then, for the moment.
 func (b *broker) provokeReads() {

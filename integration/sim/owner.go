@@ -280,6 +280,8 @@ func (g *ghost) ownerChanged(tp *topic) {
 	o.epoch, o.record = now.Epoch, now
 	if now.Broker != "" {
 		o.by[now.Epoch] = now.Broker
+	} else if g.w.chance(2) {
+		g.w.etcd.letGo()
 	}
 }
 
@@ -296,6 +298,11 @@ func (w *world) checkOwner(tp *topic) bool {
 		}
 		if _, ok := b.cache.Broker(now.Broker); !ok {
 			return false
+		}
+		for _, k := range b.cache.Bookies() { // none that is gone
+			if !slices.ContainsFunc(w.bookies, func(o *bookieProcess) bool { return o.uuid == k.UUID }) {
+				return false
+			}
 		}
 		if b.name == now.Broker && (b.serving(tp) == nil || b.owned[tp.index].epoch != now.Epoch || !b.leaseHolds()) {
 			return false

@@ -176,6 +176,7 @@ func (m *messaging) chainChanged(actor *broker, id meta.ChainID) {
 				trim.began = int64(s.topics[t].trimming)
 			}
 			t.trims = append(t.trims, trim)
+			m.w.provokeTrim(actor)
 		}
 	}
 }
