@@ -129,24 +129,14 @@ func (a *admin) DeleteTopic(ctx context.Context, req *brokerv1.DeleteTopicReques
 			}
 		}
 	}
-	if _, err := a.b.deps.Meta.MarkTopicDeleting(ctx, name.String()); err != nil {
+	marked, err := a.b.deps.Meta.MarkTopicDeleting(ctx, name.String())
+	if err != nil {
 		return nil, statusError(fmt.Errorf("delete topic %s: %w", name, err))
 	}
-	for {
-		changed := a.b.deps.Cache.Changed(meta.KindTopics)
-		_, err := a.b.deps.Meta.GetTopic(ctx, name.String())
-		switch {
-		case errors.Is(err, meta.ErrNotFound):
-			return &brokerv1.DeleteTopicResponse{}, nil
-		case err != nil:
-			return nil, statusError(fmt.Errorf("delete topic %s: %w", name, err))
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, statusError(unavailable("delete topic", name.String()+" (it is marked, and its owners go on deleting it)", ctx.Err()))
-		}
+	if err := a.b.deps.Cache.TopicGone(ctx, marked); err != nil {
+		return nil, statusError(unavailable("delete topic", name.String()+" (it is marked, and its owners go on deleting it)", err))
 	}
+	return &brokerv1.DeleteTopicResponse{}, nil
 }
 
 // ask describes a topic or partition by its owner, here or elsewhere.

@@ -152,22 +152,14 @@ func partitionsOf(base topicname.Name, record meta.Topic) []topicname.Name {
 	return names
 }
 
-// delete ends serving for good: what the state log has of the topic goes first, so that a deletion which is interrupted
-// leaves nothing behind that nobody looks for.
+// delete ends serving for good.
 func (t *servedTopic) delete(ctx context.Context) error {
 	if !t.begin(true) {
 		return t.movedError()
 	}
-	t.subs.Close(ctx)
-	err := t.u.subs.Erase(ctx, t.subs)
-	if err == nil {
-		err = t.log.Delete(ctx)
-	}
-	if err != nil {
-		t.log.Shutdown()
-	}
+	err := t.u.subs.Delete(ctx, t.subs)
 	t.finish("")
-	return err
+	return err //nolint:wrapcheck // it says what failed
 }
 
 // finishNamespace deletes the state logs of a namespace's bundles that are served here, and its record once all are

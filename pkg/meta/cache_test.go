@@ -179,3 +179,25 @@ func TestCacheWithoutEtcd(t *testing.T) {
 		t.Fatal("it knows bookies")
 	}
 }
+
+// Whoever waits for the end of a topic does not wait for that of another one, which somebody has made under its name meanwhile.
+func TestATopicIsGoneThoughItsNameIsTakenAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	c := newCache(t, f.Store)
+	first, err := f.CreateTopic(ctx, "public/default/again", 0)
+	check(t, err)
+	marked, err := f.MarkTopicDeleting(ctx, first.Name)
+	check(t, err)
+	waited := make(chan error, 1)
+	go func() { waited <- c.TopicGone(ctx, marked) }()
+	check(t, f.DeleteTopic(ctx, marked))
+	second, err := f.CreateTopic(ctx, first.Name, 0)
+	check(t, err)
+	if second.UUID == first.UUID {
+		t.Fatal("a topic of an old name has its UUID")
+	}
+	check(t, <-waited)
+	check(t, c.TopicGone(ctx, marked))
+}

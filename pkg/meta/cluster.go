@@ -3,6 +3,7 @@ package meta
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"time"
 
@@ -22,6 +23,19 @@ func NewUUID() entry.UUID {
 	return u
 }
 
+// newUUID is NewUUID, but for a store whose process has a chance of its own.
+func (s *Store) newUUID() entry.UUID {
+	if s.cli != nil {
+		return NewUUID()
+	}
+	var u entry.UUID
+	binary.BigEndian.PutUint64(u[:8], s.sched.Uint64())
+	binary.BigEndian.PutUint64(u[8:], s.sched.Uint64())
+	u[6] = u[6]&0x0f | 0x40
+	u[8] = u[8]&0x3f | 0x80
+	return u
+}
+
 // EnsureCluster returns the cluster's record, and creates it when there is none, with the tenant and namespace
 // that short names mean. Any number of processes may call it at once; all get the same answer. It returns a
 // [*FeatureLevelError] for a cluster that this program is too old for.
@@ -36,7 +50,7 @@ func (s *Store) EnsureCluster(ctx context.Context) (ClusterInfo, error) {
 		return info, nil
 	}
 	created := time.Now()
-	u := NewUUID()
+	u := s.newUUID()
 	record, err := encode(&metav1.Cluster{Uuid: u[:], FeatureLevel: FeatureLevel, CreatedMs: millis(created)})
 	if err != nil {
 		return fail(err)

@@ -2,10 +2,12 @@ package meta
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
 
@@ -22,7 +24,7 @@ func (s *Store) CreateTopic(ctx context.Context, name string, partitions int) (T
 	if partitions < 0 || partitions > topicname.MaxPartitions {
 		return fail(fmt.Errorf("%w: %d partitions, at most %d are allowed", ErrInvalid, partitions, topicname.MaxPartitions))
 	}
-	topic := Topic{Name: name, UUID: NewUUID(), Partitions: partitions}
+	topic := Topic{Name: name, UUID: s.newUUID(), Partitions: partitions}
 	value, err := encodeTopic(topic)
 	if err != nil {
 		return fail(err)
@@ -162,4 +164,21 @@ func (s *Store) DeleteTopic(ctx context.Context, t Topic) error {
 		return fmt.Errorf("%s %q: %w", op, t.Name, ErrConflict)
 	}
 	return fmt.Errorf("%s %q: it has ledgers: %w", op, t.Name, ErrNotEmpty)
+}
+
+// TopicGone waits until the record of t is gone. A topic of the same name may be there by then: it is another one.
+func (c *Cache) TopicGone(ctx context.Context, t Topic) error {
+	for {
+		changed := c.Changed(KindTopics)
+		now, err := c.store.GetTopic(ctx, t.Name)
+		switch {
+		case errors.Is(err, ErrNotFound), err == nil && now.UUID != t.UUID:
+			return nil
+		case err != nil:
+			return err
+		}
+		if _, err := c.sched.Wait(ctx, sched.Channels{changed}); err != nil {
+			return err //nolint:wrapcheck // the caller's own
+		}
+	}
 }

@@ -166,8 +166,22 @@ func (s *snapshots) Save(ctx context.Context, records []topic.Record) error {
 	return s.b.append(ctx, log, out)
 }
 
-// Erase deletes what the state log has of a topic whose set was closed, once nothing of it is being written any more.
-func (b *Bundle) Erase(ctx context.Context, s *Set) error {
+// Delete ends a topic for good, with its set. What the state log has of it goes first, so that a deletion which is interrupted leaves
+// nothing behind that nobody looks for. After an error the topic may be opened again, to go on with it.
+func (b *Bundle) Delete(ctx context.Context, s *Set) error {
+	s.Close(ctx)
+	err := b.erase(ctx, s)
+	if err == nil {
+		err = s.cfg.Topic.Delete(ctx)
+	}
+	if err != nil {
+		s.cfg.Topic.Shutdown()
+	}
+	return err
+}
+
+// erase deletes what the state log has of a topic whose set was closed, once nothing of it is being written any more.
+func (b *Bundle) erase(ctx context.Context, s *Set) error {
 	log, err := b.env.State(ctx)
 	if err != nil {
 		return err

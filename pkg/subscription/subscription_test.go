@@ -245,8 +245,7 @@ func TestRemove(t *testing.T) {
 	if p := s.ensure("s").Progress(); p.Floor != 0 || p.Holes != 0 {
 		t.Fatalf("a subscription of an old name begins at %d with %d holes", p.Floor, p.Holes)
 	}
-	s.set.Close(t.Context())
-	check(t, s.b.Erase(t.Context(), s.set))
+	check(t, s.b.Delete(t.Context(), s.set))
 	if owners := s.log.Owners(); len(owners) != 0 {
 		t.Fatalf("the state log still has something of %v", owners)
 	}
