@@ -76,19 +76,15 @@ func checkDeleting(t meta.Topic) (meta.Topic, error) {
 	return t, nil
 }
 
-// stillThere refuses a topic whose record is not the one that was found before. One that is marked, and was found so, is
-// there as long as its record is.
+// stillThere refuses a topic whose record is not the one that was found before, by what etcd says now: the cache may be late. One
+// that is marked, and was found so, is there as long as its record is.
 func (b *Broker) stillThere(ctx context.Context, r resolved) error {
-	name := r.record.Name
-	now, ok := b.deps.Cache.Topic(name)
-	if !ok {
-		var err error
-		if now, err = b.deps.Meta.GetTopic(ctx, name); err != nil {
-			return fmt.Errorf("open topic %s: %w", r.name, err)
-		}
-	}
-	if now.UUID != r.record.UUID || now.Deleting && !r.record.Deleting {
-		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "topic %s was deleted a moment ago; try again", name)
+	err := b.deps.Meta.TopicStillThere(ctx, r.record)
+	switch {
+	case errors.Is(err, meta.ErrNotFound), errors.Is(err, meta.ErrDeleting):
+		return refuse(brokerv1.Code_CODE_UNAVAILABLE, "topic %s was deleted a moment ago; try again", r.record.Name)
+	case err != nil:
+		return fmt.Errorf("open topic %s: %w", r.name, err)
 	}
 	return nil
 }

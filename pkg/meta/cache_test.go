@@ -188,8 +188,13 @@ func TestATopicIsGoneThoughItsNameIsTakenAgain(t *testing.T) {
 	c := newCache(t, f.Store)
 	first, err := f.CreateTopic(ctx, "public/default/again", 0)
 	check(t, err)
+	check(t, f.TopicStillThere(ctx, first))
 	marked, err := f.MarkTopicDeleting(ctx, first.Name)
 	check(t, err)
+	check(t, f.TopicStillThere(ctx, marked))
+	if err := f.TopicStillThere(ctx, first); !errors.Is(err, meta.ErrDeleting) {
+		t.Fatalf("a topic that was marked since: %v", err)
+	}
 	waited := make(chan error, 1)
 	go func() { waited <- c.TopicGone(ctx, marked) }()
 	check(t, f.DeleteTopic(ctx, marked))
@@ -200,4 +205,7 @@ func TestATopicIsGoneThoughItsNameIsTakenAgain(t *testing.T) {
 	}
 	check(t, <-waited)
 	check(t, c.TopicGone(ctx, marked))
+	if err := f.TopicStillThere(ctx, marked); !errors.Is(err, meta.ErrNotFound) {
+		t.Fatalf("a topic whose name another one has: %v", err)
+	}
 }

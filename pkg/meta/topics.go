@@ -182,3 +182,19 @@ func (c *Cache) TopicGone(ctx context.Context, t Topic) error {
 		}
 	}
 }
+
+// TopicStillThere reads the record of t again, linearizably. It returns [ErrNotFound] when that is gone, though another topic may have
+// its name, and [ErrDeleting] when it was marked since. Whoever opens a topic asks here: a watch may be late, and what is stored
+// for a topic that is gone is never found again.
+func (s *Store) TopicStillThere(ctx context.Context, t Topic) error {
+	now, err := s.GetTopic(ctx, t.Name)
+	switch {
+	case err != nil:
+		return err
+	case now.UUID != t.UUID:
+		return fmt.Errorf("topic %q: %w: another one has its name", t.Name, ErrNotFound)
+	case now.Deleting && !t.Deleting:
+		return fmt.Errorf("topic %q: %w", t.Name, ErrDeleting)
+	}
+	return nil
+}
