@@ -9,5 +9,6 @@
 // The table of cells is matrix.go; what their faults do is beside it, one function each. A cell fails when something
 // acknowledged is lost, changed, or delivered out of order, when something is stored twice in spite of deduplication or was
 // never sent, when a bookie holds fewer copies than it acknowledged, when a process panics, and when something hangs. How
-// long publishing stands still, against the goal for it, is told beside the verdict: it depends on the machine.
+// long publishing stands still, against the goal for it, is told beside the verdict: it depends on the machine. So does how
+// soon all go on after a fault has ended: 30 s is the aim, without which no goal is met; a cell fails after minutes.
 package faults

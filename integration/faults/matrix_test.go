@@ -6,6 +6,7 @@ import (
 	"flag"
 	"math/rand/v2"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 var (
 	full    = flag.Bool("full", false, "run all cells; otherwise a few")
 	howLong = flag.Duration("for", 10*time.Second, "how long each cell takes")
-	results = flag.String("results", "", "file to write the tables to; rows of cells that are not run stay as they are")
+	results = flag.String("results", "", "file to write the tables to; rows of cells that are not run stay as they are, unless all are chosen")
 	seed    = flag.Uint64("seed", 0, "what chance begins with; 0 is any")
 )
 
@@ -33,6 +34,7 @@ func TestMatrix(t *testing.T) {
 		t.Fatal(err)
 	}
 	var all []result
+	whole := *full && !strings.Contains(flag.Lookup("test.run").Value.String(), "/") && flag.Lookup("test.skip").Value.String() == ""
 	for _, c := range chosen(*full) {
 		t.Run(c.fault+"-"+c.name, func(t *testing.T) {
 			from := *seed
@@ -40,10 +42,10 @@ func TestMatrix(t *testing.T) {
 				from = rand.Uint64()
 			}
 			t.Logf("-seed %d", from)
-			all = append(all, failed(c)) // unless it comes to an end
+			all = append(all, failed(c, programs)) // unless it comes to an end
 			if *results != "" {
 				defer func() { // after each, in case the next has no end
-					if err := writeResults(*results, all); err != nil {
+					if err := writeResults(*results, all, whole); err != nil {
 						t.Error(err)
 					}
 				}()

@@ -9,20 +9,23 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/workload"
 )
 
-// resultsHead is above the tables; what is below it is written anew each time, but rows of cells that were not run.
+// resultsHead is above the tables.
 const resultsHead = `# Fault matrix
 
 Real processes: etcd (one, or three where it is the victim), %d bookies, %d brokers, and clients in the test. Every workload runs
 in every cell while its fault comes and goes; then everything sent, acknowledged, delivered and stored is compared, and
 every copy of every entry is read from its bookie. Written by ` + "`make test-faults`" + `; ` + "`integration/faults`" + ` tells how to run one.
 "Duplicated" messages are stored twice: allowed in W1, which does not ask for deduplication, when a broker dies before it can
-answer. The goals are for machines that do nothing else; these had two cores, shared.
+answer. The goals are for machines that do nothing else; these had two cores, shared. Beside its goal each cell has to go on within
+%v of a fault's end, or the goal is not met; it fails, whatever the machine, if it has not within %v. The commit is what the
+brokers and bookies say they were built from.
 
 Workloads: %s.
 
@@ -52,11 +55,15 @@ func tableRow(cells ...string) string {
 // key is how a cell is named in a table.
 func (c cell) key() string { return c.fault + " " + c.name }
 
-// writeResults writes the tables of all cells to a file. Rows of cells that were not run are taken from the file.
-func writeResults(path string, results []result) error {
+// writeResults writes the tables of all cells to a file. Rows of cells that were not run are taken from the file, unless
+// this is a run of all of them: then the page is of one run.
+func writeResults(path string, results []result, all bool) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("write results: %w", err)
+	}
+	if all {
+		old = nil
 	}
 	oldRows, oldGoals, _ := strings.Cut(string(old), goalsTitle)
 	kept := func(text string, c cell) string {
@@ -80,7 +87,7 @@ func writeResults(path string, results []result) error {
 		names = append(names, k.name+" "+k.title+" (not built)")
 	}
 	var out strings.Builder
-	fmt.Fprintf(&out, resultsHead, bookies, brokers, strings.Join(names, ", "))
+	fmt.Fprintf(&out, resultsHead, bookies, brokers, soon, patience, strings.Join(names, ", "))
 	out.WriteString(rowsTitle + tableHead(rowColumns))
 	for _, c := range matrix {
 		out.WriteString(rowsOf(c, ran, kept(oldRows, c)))
@@ -137,10 +144,18 @@ func rowsOf(c cell, ran map[string]result, kept string) string {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
 
-func currentCommit() string {
-	out, err := exec.Command("git", "describe", "--always", "--dirty").Output() //nolint:noctx // short
-	if err != nil {
-		return "unknown"
+// builtFrom is what the programs that are run say they were built from.
+func builtFrom(programs string) string {
+	var found []string
+	for _, name := range []string{"broker", "bookie"} {
+		out, err := exec.Command(filepath.Join(programs, name), "--version").Output() //nolint:noctx,gosec // short
+		words := strings.Fields(string(out))
+		if err != nil || len(words) == 0 {
+			return "unknown"
+		}
+		if v := words[len(words)-1]; !slices.Contains(found, v) {
+			found = append(found, v)
+		}
 	}
-	return strings.TrimSpace(string(out))
+	return strings.Join(found, " and ")
 }

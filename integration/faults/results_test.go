@@ -65,7 +65,7 @@ func TestResults(t *testing.T) {
 		{workload: "W1", report: workload.Report{Sent: 7, Acknowledged: 7, Received: 7}},
 		{workload: "W2", err: errors.New("lost: 1 | of\nmany")},
 	}}
-	if err := writeResults(path, []result{first}); err != nil {
+	if err := writeResults(path, []result{first}, false); err != nil {
 		t.Fatal(err)
 	}
 	before := read()
@@ -77,7 +77,7 @@ func TestResults(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, before)
 		}
 	}
-	if err := writeResults(path, []result{{cell: bookie, rows: []line{{workload: "W1"}}}}); err != nil {
+	if err := writeResults(path, []result{{cell: bookie, rows: []line{{workload: "W1"}}}}, false); err != nil {
 		t.Fatal(err)
 	}
 	after := read()
@@ -93,5 +93,33 @@ func TestResults(t *testing.T) {
 		if strings.Count(after, "| "+key+" |") < 2 {
 			t.Errorf("%s is not in both tables", key)
 		}
+	}
+	if err := writeResults(path, []result{{cell: bookie, commit: "0815", rows: []line{{workload: "W1"}}}}, true); err != nil {
+		t.Fatal(err)
+	}
+	if one := read(); strings.Contains(one, "| F1 kill-owner | W1 |") || !strings.Contains(one, "| F1 kill-owner | all |") || !strings.Contains(one, "| 0815 |") {
+		t.Errorf("a run of all cells leaves rows of another:\n%s", one)
+	}
+}
+
+// The commit is what the programs say, each of them.
+func TestBuiltFrom(t *testing.T) {
+	dir := t.TempDir()
+	say := func(name, version string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version "+version+"\n"), 0o755); err != nil { //nolint:gosec // is run
+			t.Fatal(err)
+		}
+	}
+	if got := builtFrom(dir); got != "unknown" {
+		t.Errorf("of nothing: %s", got)
+	}
+	say("broker", "v1-2-gabc")
+	say("bookie", "v1-2-gabc")
+	if got := builtFrom(dir); got != "v1-2-gabc" {
+		t.Error(got)
+	}
+	say("bookie", "v1-3-gdef")
+	if got := builtFrom(dir); got != "v1-2-gabc and v1-3-gdef" {
+		t.Error(got)
 	}
 }

@@ -33,7 +33,7 @@ type result struct {
 	goal  string // what was measured
 	met   bool
 	notes []string
-	// commit is what was run.
+	// commit is what the programs were built from.
 	commit string
 }
 
@@ -99,7 +99,7 @@ func run(t *testing.T, programs string, c cell, long time.Duration, seed uint64)
 		}
 		s.loads = append(s.loads, l)
 	}
-	out := result{cell: c, commit: currentCommit()}
+	out := result{cell: c, commit: builtFrom(programs)}
 	err = s.strikes(&out)
 	if err != nil {
 		t.Error(err)
@@ -235,8 +235,8 @@ func (l line) verdict() string {
 }
 
 // failed is the result of a cell that came to no end.
-func failed(c cell) result {
-	return result{cell: c, commit: currentCommit(), rows: []line{{workload: "all", err: errors.New("it came to no end: see the test's output")}}}
+func failed(c cell, programs string) result {
+	return result{cell: c, commit: builtFrom(programs), rows: []line{{workload: "all", err: errors.New("it came to no end: see the test's output")}}}
 }
 
 // programDirectory is where `make build` leaves the programs.
