@@ -94,6 +94,12 @@ func stopBookie(s *site) error {
 	return s.stop(p, 5*time.Second+time.Duration(s.rng.Int64N(int64(longest-5*time.Second))))
 }
 
+// withLongLeases has brokers outlive an election of etcd's, as they do by default: elsewhere leases are short, so that
+// owners that are gone are replaced soon.
+func withLongLeases(_ *site, cfg *process.Config) {
+	cfg.BrokerArgs = append(cfg.BrokerArgs, "--lease-ttl", "5s")
+}
+
 func killEtcdLeader(s *site) error {
 	p, err := s.c.EtcdLeader(s.ctx)
 	if err != nil {

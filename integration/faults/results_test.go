@@ -106,7 +106,7 @@ func TestResults(t *testing.T) {
 func TestBuiltFrom(t *testing.T) {
 	dir := t.TempDir()
 	say := func(name, version string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version "+version+"\n"), 0o755); err != nil { //nolint:gosec // is run
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version "+version+"\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
