@@ -384,18 +384,24 @@ func (r *stateRun) bounded() bool {
 
 // close closes the log when everything under way is done, and looks at what the next one to open it finds.
 func (r *stateRun) close(ctx context.Context) error {
-	deadline := r.k.w.now + healWithin/2
+	w := r.k.w
+	deadline := w.now + healWithin/2
 	for slices.ContainsFunc(r.session.calls, func(c *stateCall) bool { return c.outcome == pending }) {
-		if r.k.w.now > deadline {
-			r.k.w.fail("I16", topicSubject(r.topic), "a call to state log %d is never done", r.topic.index)
+		if !w.healed { // as long as too few bookies take entries, nothing is done
+			deadline = w.now + healWithin/2
+		}
+		if w.now > deadline {
+			w.fail("I16", topicSubject(r.topic), "a call to state log %d is never done", r.topic.index)
 			break
 		}
-		_ = sched.Sleep(ctx, r.b.sched, 50*time.Millisecond)
+		if err := sched.Sleep(ctx, r.b.sched, 50*time.Millisecond); err != nil {
+			break
+		}
 	}
 	if err := r.log.Close(ctx); err != nil {
 		return err //nolint:wrapcheck // for the trace
 	}
-	owner, err := r.k.w.checker.GetOwner(ctx, r.topic.bundle)
+	owner, err := w.checker.GetOwner(ctx, r.topic.bundle)
 	if err != nil {
 		return err //nolint:wrapcheck // likewise
 	}
