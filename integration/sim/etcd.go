@@ -273,6 +273,15 @@ type direct struct {
 	e *etcd
 }
 
+// operator is whoever uses direct: its chance is the run's.
+type operator struct {
+	sched.Scheduler
+	k *kernel
+}
+
+// Uint64 implements sched.Scheduler.
+func (o operator) Uint64() uint64 { return o.k.rng.Uint64() }
+
 // Txn implements pb.KVClient.
 func (d direct) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
 	return d.e.model.Txn(ctx, in, opts...)

@@ -72,6 +72,9 @@ func (w *world) finale() {
 		}
 		tp.kind.check(tp)
 	}
+	if w.chance(4) && !w.failed() {
+		w.vanish()
+	}
 	w.forget()
 }
 

@@ -31,8 +31,10 @@ type ghost struct {
 	order   []*producerAppend
 	owners  map[int]*ownerGhost // by topic
 	retired map[entry.StorageUUID]bool
-	boots   int
-	checked int // entries found again after a boot
+	// deleting are the ledgers that are being deleted, or were.
+	deleting []entry.LedgerID
+	boots    int
+	checked  int // entries found again after a boot
 }
 
 type entryKey struct {
@@ -385,6 +387,7 @@ func (w *world) changed(actor *broker, from int64) {
 			}
 			w.ghost.ledgerChanged(actor, entry.LedgerID(n))
 		}
+		w.topicsChanged(key)
 	}
 	for _, tp := range w.topics {
 		if slices.ContainsFunc(events, func(e etcdmodel.Event) bool {
@@ -453,7 +456,10 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 	}
 	if now.State == meta.LedgerDeleting {
 		g.forget(id)
-		w.trimmed++
+		if old.State != meta.LedgerDeleting {
+			w.trimmed++
+			g.deleting = append(g.deleting, id)
+		}
 		if old.State < meta.LedgerClosed {
 			w.fail("6", s, "ledger %d is deleted while it is %s", id, old.State)
 		}

@@ -23,7 +23,9 @@ import (
 type messaging struct {
 	w      *world
 	tp     *topic
-	topics []*dataTopic
+	names  []string                  // of topics
+	topics []*dataTopic              // the newest of each name
+	all    []*dataTopic              // that ever were
 	at     map[*broker]*servedBundle // the newest of each broker
 
 	producers   []*producer
@@ -37,6 +39,7 @@ type messaging struct {
 	stateFloor                int64
 	snapshotEntries           int64
 	tidyEvery                 time.Duration
+	deletes                   bool // topics are deleted, and made again
 
 	healing bool // no new work; consumers acknowledge all there is
 	done    func()
@@ -46,9 +49,11 @@ type messaging struct {
 type dataTopic struct {
 	m        *messaging
 	name     string
+	uuid     entry.UUID
 	chain    meta.ChainID
 	owner    string // in the state log
-	deleting bool
+	deleting bool   // marked: from now on nothing of it is sure to be there
+	gone     bool
 	truth
 }
 
@@ -72,24 +77,32 @@ func newMessaging(w *world) {
 	w.addTopic(m, meta.StateChain(w.bundleOf(n)))
 	m.tp = w.topics[n]
 	m.tp.more = map[meta.ChainID]bool{}
+	m.deletes = w.chance(3)
 	for i := range 1 + w.rng.IntN(2) {
-		m.newTopic(i)
+		m.names, m.topics = append(m.names, fmt.Sprintf("public/default/t%d-%d", n, i)), append(m.topics, nil)
+		record, err := w.checker.CreateTopic(context.Background(), m.names[i], 0)
+		if err != nil {
+			panic(err)
+		}
+		m.newTopic(i, record)
+		m.newClients(i)
 	}
 	w.after(w.between(0, 4*time.Second), m.administer)
 }
 
-// newTopic makes a topic, and those who use it.
-func (m *messaging) newTopic(i int) {
-	w := m.w
-	u := entry.UUID{0x7e, byte(m.tp.index + 1), byte(len(m.tp.more) + 1)}
-	t := &dataTopic{m: m, name: fmt.Sprintf("t%d.%d", m.tp.index, len(m.tp.more)), chain: meta.DataChain(u, 0), owner: string(u[:]) + "0"}
+// newTopic notes a topic that was made.
+func (m *messaging) newTopic(i int, record meta.Topic) {
+	u := record.UUID
+	t := &dataTopic{m: m, name: fmt.Sprintf("t%d.%d", m.tp.index, len(m.all)), uuid: u, chain: meta.DataChain(u, 0), owner: string(u[:]) + "0"}
 	t.init()
 	m.tp.more[t.chain] = true
-	if i < len(m.topics) {
-		m.topics[i] = t
-		return
-	}
-	m.topics = append(m.topics, t)
+	m.topics[i], m.all = t, append(m.all, t)
+	m.w.trace("etcd", t.subject(), "%s is made as %s", record.Name, t.name)
+}
+
+// newClients makes those who use a topic.
+func (m *messaging) newClients(i int) {
+	w := m.w
 	for n := range 1 + w.rng.IntN(3) {
 		p := &producer{
 			m: m, topic: i, name: fmt.Sprintf("p%d.%d.%d", m.tp.index, i, n), dedup: w.chance(2), level: pick(w.kernel, w.levels),
@@ -138,11 +151,13 @@ type servedBundle struct {
 
 // servedTopic is a topic while it is open at a broker.
 type servedTopic struct {
-	s     *servedBundle
-	t     *dataTopic
-	log   *product.Topic
-	set   *subscription.Set
-	views map[string]*view
+	s *servedBundle
+	t *dataTopic
+	// record is the topic's, as it was found.
+	record meta.Topic
+	log    *product.Topic
+	set    *subscription.Set
+	views  map[string]*view
 	// trimming is when the trim under way was begun; 0: none is.
 	trimming time.Duration
 	tidying  sched.Turn
@@ -162,6 +177,7 @@ func (m *messaging) open(ctx context.Context, b *broker, _ *topic, guard meta.Gu
 		m: m, b: b, life: b.life, guard: guard, run: sched.NewGroup(b.sched), topics: map[*dataTopic]*servedTopic{},
 		gone: make(chan struct{}), down: make(chan struct{}),
 	}
+	gone := m.gone()
 	state, err := statelog.Open(ctx, statelog.Env{Chain: b.env}, guard, guard.Bundle, statelog.Config{Replication: m.w.replication, FloorBytes: m.stateFloor})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
@@ -186,8 +202,9 @@ func (m *messaging) open(ctx context.Context, b *broker, _ *topic, guard meta.Gu
 		Reads: budget.NewWaiting(m.reads, waiting), Sched: b.sched,
 	})
 	m.at[b] = s
-	for _, t := range m.topics {
-		s.run.Go(func() { s.keep(t) })
+	s.checkGone(gone)
+	for i := range m.names {
+		s.run.Go(func() { s.keep(i) })
 	}
 	s.run.Go(func() {
 		if i, _ := b.sched.Wait(s.ctx, sched.Channels{s.state.Lost()}); i == 0 {
@@ -213,39 +230,41 @@ func (s *servedBundle) lose() {
 }
 
 // keep serves a topic, and again whenever it is lost.
-func (s *servedBundle) keep(t *dataTopic) {
+func (s *servedBundle) keep(i int) {
 	b := s.b
 	for s.ctx.Err() == nil && !s.closed {
-		st, err := s.openTopic(t)
-		switch {
-		case err == nil:
-			_, _ = b.sched.Wait(s.ctx, sched.Channels{st.log.Lost()})
-			if s.ctx.Err() != nil || s.closed {
-				return // whoever ended it drops the topic
-			}
-			err = st.log.Err()
-			s.drop(st)
-			if errors.Is(err, meta.ErrEpoch) {
-				s.lose()
-			}
-		case errors.Is(err, meta.ErrEpoch):
+		st, err := s.openTopic(i)
+		if err == nil {
+			err = st.await()
+		}
+		if errors.Is(err, meta.ErrEpoch) {
 			s.lose()
 		}
 		_ = sched.Sleep(s.ctx, b.sched, b.w.between(20*time.Millisecond, 500*time.Millisecond))
 	}
 }
 
-func (s *servedBundle) openTopic(t *dataTopic) (*servedTopic, error) {
+func (s *servedBundle) openTopic(i int) (*servedTopic, error) {
 	m, b := s.m, s.b
-	log, err := product.Open(s.ctx, s.env, s.guard, t.chain, product.Config{
+	record, err := b.record(s.ctx, m.names[i])
+	if err == nil {
+		err = b.meta.TopicStillThere(s.ctx, record)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t := m.all[slices.IndexFunc(m.all, func(t *dataTopic) bool { return t.uuid == record.UUID })]
+	guard := s.guard
+	guard.Topic = &record
+	log, err := product.Open(s.ctx, s.env, guard, t.chain, product.Config{
 		Replication: m.w.replication, RollBytes: m.w.limits.Bytes, RollEntries: m.w.limits.Entries, RollAge: m.w.limits.Age,
-		OpenNow: m.w.chance(2), Snapshots: s.subs.Snapshots(t.owner),
+		OpenNow: !record.Deleting && m.w.chance(2), Snapshots: s.subs.Snapshots(t.owner),
 		Dedup: product.DedupConfig{SnapshotEntries: m.snapshotEntries},
 	})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
-	st := &servedTopic{s: s, t: t, log: log, views: map[string]*view{}, newest: map[string]int{}}
+	st := &servedTopic{s: s, t: t, record: record, log: log, views: map[string]*view{}, newest: map[string]int{}}
 	st.set = s.subs.NewSet(subscription.Config{
 		Name: t.name, Owner: t.owner, Topic: log, Gone: func() error { return errMoved },
 		Core: func(k subscription.Type) dispatch.Core {
@@ -274,15 +293,21 @@ func (s *servedBundle) openTopic(t *dataTopic) (*servedTopic, error) {
 		s.drop(st)
 		return nil, errMoved
 	}
-	st.loaded(subs)
+	if !t.deleting {
+		st.loaded(subs)
+	}
 	s.topics[t] = st
-	s.run.Go(st.housekeeping)
+	if !record.Deleting {
+		s.run.Go(st.housekeeping)
+	}
 	return st, nil
 }
 
 // drop ends a topic at once.
 func (s *servedBundle) drop(st *servedTopic) {
-	if st.ended {
+	if st.ended { // by a deletion, maybe
+		_ = st.tidying.Take(context.Background(), s.b.sched)
+		st.tidying.Give()
 		return
 	}
 	st.ended = true
@@ -293,14 +318,30 @@ func (s *servedBundle) drop(st *servedTopic) {
 	st.set.Drop()
 	st.log.Shutdown()
 	s.subs.Forget(st.set)
+	st.disconnect()
+}
+
+// disconnect lets go of all who use the topic.
+func (st *servedTopic) disconnect() {
+	for _, c := range st.s.m.conns {
+		if c.st == st {
+			c.serverEnds()
+		}
+	}
 }
 
 func (s *servedBundle) close(ctx context.Context) error {
 	s.closed = true
 	var failure error
-	for _, t := range s.m.topics {
+	for _, t := range s.m.all {
 		st := s.topics[t]
-		if st == nil || st.ended {
+		if st == nil {
+			continue
+		}
+		if st.ended { // it is being deleted
+			if err := st.tidying.Take(ctx, s.b.sched); err == nil {
+				st.tidying.Give()
+			}
 			continue
 		}
 		st.ended = true
@@ -327,7 +368,7 @@ func (s *servedBundle) shutdown() {
 	}
 	s.closed = true
 	s.cancel()
-	for _, t := range s.m.topics {
+	for _, t := range s.m.all {
 		if st := s.topics[t]; st != nil {
 			s.drop(st)
 		}
@@ -348,13 +389,14 @@ func (s *servedBundle) end() {
 	close(s.down)
 }
 
-// topic returns an open topic.
+// topic returns an open topic, whichever of that name it is.
 func (s *servedBundle) topic(i int) *servedTopic {
-	st := s.topics[s.m.topics[i]]
-	if st == nil || st.ended {
-		return nil
+	for _, t := range s.m.all {
+		if st := s.topics[t]; st != nil && !st.ended && st.record.Name == s.m.names[i] && !st.record.Deleting {
+			return st
+		}
 	}
-	return st
+	return nil
 }
 
 // housekeeping looks after the topic until it is lost or dropped.
@@ -497,7 +539,7 @@ func (m *messaging) settled() bool {
 	}
 	for i := range m.topics {
 		st := s.topic(i)
-		if st == nil {
+		if st == nil || st.t != m.topics[i] || st.t.deleting {
 			return false
 		}
 		for _, c := range m.subscribers {

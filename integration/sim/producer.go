@@ -19,6 +19,7 @@ type conn struct {
 	b           *broker
 	life        int // of the broker
 	s           *servedBundle
+	st          *servedTopic
 	there, back pipe
 	over        bool // the client has left, or knows that it is broken
 	ended       bool // the server has
@@ -142,7 +143,8 @@ func (c *conn) cut() {
 // producer is a client that publishes. What is not answered it sends again, in the same order with the same sequences.
 type producer struct {
 	m           *messaging
-	topic       int // index
+	topic       int        // index
+	t           *dataTopic // which of that name it has met; nil: none yet
 	name        string
 	dedup       bool
 	level       ledger.AckLevel
@@ -180,7 +182,9 @@ type publisher struct {
 	wake  chan struct{}
 }
 
-func (p *producer) settled() bool { return p.dead || p.final && len(p.window) == 0 }
+func (p *producer) settled() bool {
+	return p.dead || p.final && len(p.window) == 0 && p.t == p.m.topics[p.topic]
+}
 
 // tick gives the producer something to do, and begins it anew at times.
 func (p *producer) tick() {
@@ -249,9 +253,14 @@ func (p *producer) connect() {
 		c.b.sched.Go(func() {
 			ctx, cancel := c.b.sched.WithTimeout(c.ctx, 10*time.Second)
 			defer cancel()
-			st := s.topic(topic)
+			st := s.find(ctx, topic)
 			if st == nil {
 				c.tell(func() { c.lose() })
+				return
+			}
+			c.st = st
+			if p.t != nil && p.t != st.t {
+				c.tell(func() { p.moved(c) })
 				return
 			}
 			remote, err := st.log.OpenProducer(ctx, name, epoch, p.dedup)
@@ -283,8 +292,16 @@ func (p *producer) refused(c *conn, fenced bool) {
 		p.dead = true // two owners let one in, and the newer owner's is above the other
 		p.c = nil
 		p.beginAnew()
-	} else if fenced && !p.dead {
+	} else if fenced && !p.dead && (p.t == nil || !p.t.deleting) {
 		p.m.w.fail("fencing", p.subject(), "%s incarnation %d is fenced, and is the newest", p.name, p.incarnation)
+	}
+	c.lose()
+}
+
+// moved is the answer to an incarnation whose topic is gone: another one has its name.
+func (p *producer) moved(c *conn) {
+	if p.c == c && !p.dead {
+		p.beginAnew()
 	}
 	c.lose()
 }
@@ -293,6 +310,10 @@ func (p *producer) refused(c *conn, fenced bool) {
 func (p *producer) opened(c *conn, remote *publisher, epoch uint64, last int64) {
 	if p.c != c {
 		return
+	}
+	p.t = remote.st.t
+	if made, ok := p.t.made[p.name]; last >= 0 && (!ok || last > int64(made)) {
+		p.m.w.fail("I3", p.subject(), "%s of %s is told that sequence %d is stored, and made none so high", p.name, p.t.name, last)
 	}
 	p.ready, p.remote, p.epoch, p.since = true, remote, epoch, p.m.w.now
 	if p.dedup {
@@ -312,7 +333,7 @@ func (p *producer) opened(c *conn, remote *publisher, epoch uint64, last int64) 
 
 // publish makes a batch and sends it.
 func (p *producer) publish() {
-	w, t := p.m.w, p.m.topics[p.topic]
+	w, t := p.m.w, p.t
 	n := 1 + w.rng.IntN(3)
 	b := &sendBatch{first: p.next, last: p.next + uint64(n) - 1}
 	var payload []byte

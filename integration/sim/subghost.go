@@ -128,6 +128,9 @@ func (st *servedTopic) see(sub *subscription.Subscription) *view {
 }
 
 func (v *view) fail(invariant, format string, args ...any) {
+	if v.t.deleting {
+		return
+	}
 	v.t.m.w.fail(invariant, v.t.subject(), "%s of %s at %s: "+format, append([]any{v.g.name, v.t.name, v.st.s.b.name}, args...)...)
 }
 
@@ -322,7 +325,7 @@ func (r *consuming) delivered(span cursor.Range, msg *message) {
 	v := r.view
 	w := r.st.t.m.w
 	if v == nil {
-		if span.First > r.next && span.First > r.st.t.start {
+		if span.First > r.next && span.First > r.st.t.start && !r.st.t.deleting {
 			w.fail("I2", r.st.t.about(msg), "a reader of %s is given offset %d after %d", r.st.t.name, span.First, r.next)
 		}
 		r.next = span.End

@@ -31,7 +31,8 @@ type subscriber struct {
 	ready  bool
 	since  time.Duration
 	remote *consuming
-	next   entry.Offset // of a reader
+	t      *dataTopic
+	next   entry.Offset // of a reader, in t
 }
 
 // consuming is the server's side of a subscriber's connection.
@@ -63,7 +64,7 @@ func (s *subscriber) subject() subject { return subject{topic: s.m.tp.index + 1}
 // settled reports whether there is nothing left for it.
 func (s *subscriber) settled(st *servedTopic) bool {
 	if s.sub == "" {
-		return s.next >= st.log.Next()
+		return s.t == st.t && s.next >= st.log.Next()
 	}
 	v := st.views[s.sub]
 	return v != nil && len(v.sub.Missing(nil, cursor.Range{First: st.t.start, End: st.log.Next()})) == 0
@@ -118,7 +119,8 @@ func (s *subscriber) connect() {
 		c.b.sched.Go(func() {
 			ctx, cancel := c.b.sched.WithTimeout(c.ctx, 10*time.Second)
 			defer cancel()
-			st := b.topic(s.topic)
+			st := b.find(ctx, s.topic)
+			c.st = st
 			if st == nil || !st.attach(ctx, c, s, earliest) {
 				c.tell(c.lose)
 				return
@@ -138,6 +140,9 @@ func (s *subscriber) connect() {
 func (st *servedTopic) attach(ctx context.Context, c *conn, s *subscriber, earliest bool) bool {
 	w := s.m.w
 	r := &consuming{c: c, st: st, from: s}
+	if s.t != st.t {
+		s.t, s.next = st.t, 0
+	}
 	who := dispatch.Consumer{Name: s.name, Priority: s.priority}
 	start := func(context.Context) (entry.Offset, error) {
 		if earliest {
@@ -295,7 +300,7 @@ func (r *consuming) ack(ranges []cursor.Range, upTo entry.Offset, confirmed bool
 	}
 	if err := r.consumer.Ack(ranges, upTo, done); err == nil && may {
 		v.acked(all)
-	} else if err == nil {
+	} else if err == nil && !v.t.deleting {
 		v.t.m.w.fail("generation", v.t.subject(), "an acknowledgement of generation %d of %s is taken in generation %d", gen.number, v.g.name, v.gen.number)
 	}
 }
@@ -329,6 +334,12 @@ func (m *messaging) administer() {
 		return
 	}
 	remove, how := w.chance(6), w.rng.IntN(5)
+	if m.deletes && w.chance(5) {
+		name := m.names[s.topic]
+		c.call(func() { c.b.sched.Go(func() { m.deleteTopic(c, name) }) })
+		w.after(25*time.Second, c.leave)
+		return
+	}
 	c.call(func() {
 		b := m.at[c.b]
 		if b == nil || b.life != c.life || b.closed || b.topic(s.topic) == nil {

@@ -39,6 +39,7 @@ type truth struct {
 	claims  map[entry.Offset]claim
 	run     entry.LedgerID // the last one that is in log
 	newest  map[string]*message
+	made    map[string]uint64 // the highest sequence, by producer
 	subs    map[string]*subGhost
 	opened  entry.Epoch // of the newest owner that has read them
 	trims   []trimGhost
@@ -59,7 +60,7 @@ type trimGhost struct {
 
 func (t *truth) init() {
 	t.numbers, t.claims = map[uint64]*message{}, map[entry.Offset]claim{}
-	t.newest, t.subs = map[string]*message{}, map[string]*subGhost{}
+	t.newest, t.made, t.subs = map[string]*message{}, map[string]uint64{}, map[string]*subGhost{}
 }
 
 func (t *dataTopic) subject() subject { return subject{topic: t.m.tp.index + 1} }
@@ -73,6 +74,7 @@ func (t *dataTopic) newMessage(p *producer, seq uint64) *message {
 	w.numbers++
 	msg := &message{number: w.numbers, t: t, producer: p.name, incarnation: p.incarnation, dedup: p.dedup, seq: seq, level: p.level}
 	t.numbers[msg.number] = msg
+	t.made[p.name] = max(t.made[p.name], seq)
 	t.order = append(t.order, msg)
 	w.tally[pending]++
 	w.trace(p.name, t.about(msg), "makes %d: sequence %d of incarnation %d", msg.number, seq, p.incarnation)
@@ -151,8 +153,12 @@ func (t *dataTopic) parse(b []byte, base entry.Offset) []*message {
 
 // chainChanged looks at what a transaction did to a chain of the kind's.
 func (m *messaging) chainChanged(actor *broker, id meta.ChainID) {
-	for _, t := range m.topics {
-		if t.chain != id || t.deleting {
+	for _, t := range m.all {
+		if t.chain != id {
+			continue
+		}
+		if t.deleting {
+			m.chainEnds(t)
 			continue
 		}
 		rec, err := m.w.checker.GetChain(context.Background(), id)
@@ -254,7 +260,7 @@ func (t *dataTopic) stored(msg *message, o entry.Offset) {
 
 // took notes that a topic took a batch in.
 func (st *servedTopic) took(u *publisher, b *sendBatch) {
-	if newest := st.newest[u.from.name]; newest > u.from.incarnation {
+	if newest := st.newest[u.from.name]; newest > u.from.incarnation && !st.t.deleting {
 		st.t.m.w.fail("fencing", st.t.about(b.messages[0]), "%s takes %d of %s incarnation %d after it let incarnation %d in",
 			st.s.b.name, b.first, u.from.name, u.from.incarnation, newest)
 	}
@@ -291,6 +297,9 @@ func (st *servedTopic) finished(u *publisher, b *sendBatch, r product.Receipt, e
 func (m *messaging) check(*topic) {
 	w := m.w
 	for _, t := range m.topics {
+		if t.deleting {
+			continue
+		}
 		rec, err := w.checker.GetChain(context.Background(), t.chain)
 		if err != nil {
 			w.fail("I1", t.subject(), "chain of %s: %v", t.name, err)

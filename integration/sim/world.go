@@ -74,9 +74,9 @@ type Result struct {
 	Closed, Boots, Checked, Served int
 	// Trimmed ledgers, and Compactions of bookies.
 	Trimmed, Compactions int
-	// Deleted ledgers, by bookies from their disks.
-	Deleted int
-	Shape   string
+	// Deleted ledgers, by bookies from their disks, and Deletions of topics.
+	Deleted, Deletions int
+	Shape              string
 }
 
 const clusterName = "sim"
@@ -122,6 +122,7 @@ type world struct {
 	// compactions that did something, and ledgers deleted from topics.
 	compactions, trimmed int
 	deleted              int // ledgers from disks
+	deletions            int // of topics
 	served               int
 	probed, closed       map[int]bool    // by topic, in the end
 	closing              map[int]service // what is being closed then
@@ -174,7 +175,7 @@ func newWorld(opt Options) *world {
 	w.ghost = newGhost(w)
 	w.etcd = &etcd{kernel: k, model: etcdmodel.New(), keep: []int64{10, 30, 100, 1000}[k.rng.IntN(4)], loss: max(w.opt.Loss, 0), changed: w.changed}
 	w.net = &network{w: w, blocked: map[way]bool{}, stalled: map[way][]func(){}}
-	w.checker = meta.NewOver(direct{e: w.etcd}, sched.Real, clusterName, nil)
+	w.checker = meta.NewOver(direct{e: w.etcd}, operator{sched.Real, k}, clusterName, nil)
 	info, err := w.checker.EnsureCluster(context.Background())
 	if err != nil {
 		panic(err)
@@ -294,7 +295,7 @@ func Run(opt Options) (res Result, failure error) {
 	w.playAndEnd()
 	res = Result{
 		Simulated: w.now, Events: w.steps, Appends: w.tally, Closed: w.closes, Boots: w.ghost.boots, Checked: w.ghost.checked,
-		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Deleted: w.deleted, Compactions: w.compactions,
+		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Deleted: w.deleted, Deletions: w.deletions, Compactions: w.compactions,
 	}
 	copy(res.Sum[:], w.sum.Sum(nil))
 	if w.failure == nil {

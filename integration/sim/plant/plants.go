@@ -231,6 +231,15 @@ var plants = []plant{
 		"	if rev < r.seen.highest && r.seen.back == 0 {", "	if false {",
 	},
 	{
+		"a topic is opened by what a late watch has told", "pkg/meta",
+		"	now, err := s.GetTopic(ctx, t.Name)\n	switch {\n	case err != nil:\n		return err\n	case now.UUID != t.UUID:\n		return",
+		"	now, err := t, error(nil)\n	switch {\n	case err != nil:\n		return err\n	case now.UUID != t.UUID:\n		return",
+	},
+	{
+		"the state of a topic outlives it", "pkg/subscription",
+		"	err := b.erase(ctx, s)\n", "	var err error\n",
+	},
+	{
 		"a placement does not compare what is retired", "pkg/meta",
 		"	t.named = append(t.named, u)\n	t.compareRev(s.retiredKey(u), 0)\n", "	t.named = append(t.named, u)\n",
 	},
