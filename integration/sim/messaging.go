@@ -29,6 +29,8 @@ type messaging struct {
 	at     map[*broker]*servedBundle // the newest of each broker
 
 	producers   []*producer
+	lets        int                  // incarnations that were let in
+	attempts    map[string]*attempts // of new incarnations to be let in, by name
 	subscribers []*subscriber
 	conns       []*conn
 
@@ -59,7 +61,7 @@ type dataTopic struct {
 
 func newMessaging(w *world) {
 	m := &messaging{
-		w: w, at: map[*broker]*servedBundle{},
+		w: w, at: map[*broker]*servedBundle{}, attempts: map[string]*attempts{},
 		cacheBytes: int64(1) << w.rng.IntN(16), memory: int64(2<<10) << w.rng.IntN(10), reads: int64(256) << w.rng.IntN(10),
 		stateFloor: int64(1<<10) << w.rng.IntN(8), snapshotEntries: int64(5 + w.rng.IntN(100)),
 		tidyEvery: w.between(100*time.Millisecond, 3*time.Second),
@@ -162,7 +164,7 @@ type servedTopic struct {
 	trimming time.Duration
 	tidying  sched.Turn
 	ended    bool
-	newest   map[string]int // incarnations that were let in
+	newest   map[string]rank // the incarnations that it let in
 }
 
 var errMoved = errors.New("sim: the topic is not served here")
@@ -264,7 +266,7 @@ func (s *servedBundle) openTopic(i int) (*servedTopic, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
-	st := &servedTopic{s: s, t: t, record: record, log: log, views: map[string]*view{}, newest: map[string]int{}}
+	st := &servedTopic{s: s, t: t, record: record, log: log, views: map[string]*view{}, newest: map[string]rank{}}
 	st.set = s.subs.NewSet(subscription.Config{
 		Name: t.name, Owner: t.owner, Topic: log, Gone: func() error { return errMoved },
 		Core: func(k subscription.Type) dispatch.Core {

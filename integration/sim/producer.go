@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/sched"
@@ -159,9 +160,27 @@ type producer struct {
 	since       time.Duration // the window's oldest batch, or the connection, is so old
 	hold        bool          // a batch failed: nothing is sent until all that was sent is answered
 	remote      *publisher
+	drawn       uint64 // tells its requests from those of others until it has an epoch
+	given       uint64 // the last epoch that it was let in with, by letBy
+	letBy       *dataTopic
+	rank        rank
+	asking      int  // opens under way for a new incarnation
+	heard       int  // of the attempts of its name that ended, those before its own
 	dead        bool // superseded
+	lingers     bool // all the same, it comes back until it is told so
 	byOutdated  bool // it was let in by an owner that was none any more
 	final       bool // the last batch was made
+}
+
+// rank orders the incarnations of a name: by the owner's epoch, and by when it let them in. An incarnation is one from then on;
+// of those that come at the same time it is not told who is the newer one.
+type rank struct {
+	owner  entry.Epoch
+	number int
+}
+
+func (r rank) before(o rank) bool {
+	return r.owner < o.owner || r.owner == o.owner && r.number < o.number
 }
 
 type sendBatch struct {
@@ -188,7 +207,7 @@ func (p *producer) settled() bool {
 
 // tick gives the producer something to do, and begins it anew at times.
 func (p *producer) tick() {
-	if p.dead && p.c == nil {
+	if p.dead && p.c == nil && !p.lingers {
 		return
 	}
 	m, w := p.m, p.m.w
@@ -216,10 +235,11 @@ func (p *producer) tick() {
 }
 
 // beginAnew is a new incarnation, which knows nothing but its name. The old one goes on with its connection for a while, or
-// leaves.
+// leaves, or goes on until it is fenced: with deduplication, by whichever owner.
 func (p *producer) beginAnew() {
 	w := p.m.w
 	p.dead = true
+	p.lingers = p.dedup && w.chance(2)
 	fresh := &producer{m: p.m, topic: p.topic, name: p.name, dedup: p.dedup, level: p.level, pace: p.pace, most: p.most, incarnation: p.incarnation + 1}
 	p.m.producers[slices.Index(p.m.producers, p)] = fresh
 	w.trace(p.name, p.subject(), "begins anew as incarnation %d", fresh.incarnation)
@@ -243,6 +263,14 @@ func (p *producer) connect() {
 		b.sent, b.failed = false, false
 	}
 	name, epoch, topic := p.name, p.epoch, p.topic
+	fresh := epoch == 0
+	if fresh {
+		if p.drawn == 0 {
+			w.numbers++
+			p.drawn = w.numbers
+		}
+		epoch = product.NewIncarnation(p.drawn)
+	}
 	c.call(func() {
 		s := m.at[c.b]
 		if s == nil || s.life != c.life || s.closed {
@@ -263,14 +291,16 @@ func (p *producer) connect() {
 				c.tell(func() { p.moved(c) })
 				return
 			}
+			ended := st.attempt(p, fresh)
 			remote, err := st.log.OpenProducer(ctx, name, epoch, p.dedup)
+			ended(err == nil)
 			if err != nil {
 				fenced := errors.Is(err, product.ErrProducerFenced)
 				c.tell(func() { p.refused(c, fenced) })
 				return
 			}
 			pub := &publisher{c: c, st: st, from: p, p: remote, wake: make(chan struct{}, 1)}
-			st.opened(p)
+			st.opened(p, remote.Epoch())
 			p.byOutdated = p.byOutdated || s.outdated()
 			c.closed(remote.Close)
 			s.run.Go(pub.run)
@@ -288,14 +318,21 @@ func (p *producer) broken(c *conn) {
 
 // refused is the answer to an incarnation that was superseded, or comes at a bad time.
 func (p *producer) refused(c *conn, fenced bool) {
-	if fenced && !p.dead && p.byOutdated {
-		p.dead = true // two owners let one in, and the newer owner's is above the other
-		p.c = nil
-		p.beginAnew()
-	} else if fenced && !p.dead && (p.t == nil || !p.t.deleting) {
+	if fenced {
+		p.lingers = false
+	}
+	switch {
+	case !fenced || p.dead || p.t != nil && p.t.deleting:
+	case p.m.attempts[p.name].others(p): // one may not have been let in after all
+	case p.byOutdated && !p.dedup: // two owners let one in, and the newer owner's is above the other
+	default:
 		p.m.w.fail("fencing", p.subject(), "%s incarnation %d is fenced, and is the newest", p.name, p.incarnation)
 	}
 	c.lose()
+	if fenced && !p.dead {
+		p.beginAnew()
+		p.lingers = false
+	}
 }
 
 // moved is the answer to an incarnation whose topic is gone: another one has its name.

@@ -19,7 +19,7 @@ type message struct {
 	number      uint64
 	t           *dataTopic
 	producer    string
-	incarnation int
+	incarnation rank
 	dedup       bool
 	seq         uint64
 	level       ledger.AckLevel
@@ -39,6 +39,7 @@ type truth struct {
 	claims  map[entry.Offset]claim
 	run     entry.LedgerID // the last one that is in log
 	newest  map[string]*message
+	letIn   map[string]rank   // the newest incarnations
 	made    map[string]uint64 // the highest sequence, by producer
 	subs    map[string]*subGhost
 	opened  entry.Epoch // of the newest owner that has read them
@@ -61,6 +62,7 @@ type trimGhost struct {
 func (t *truth) init() {
 	t.numbers, t.claims = map[uint64]*message{}, map[entry.Offset]claim{}
 	t.newest, t.made, t.subs = map[string]*message{}, map[string]uint64{}, map[string]*subGhost{}
+	t.letIn = map[string]rank{}
 }
 
 func (t *dataTopic) subject() subject { return subject{topic: t.m.tp.index + 1} }
@@ -72,7 +74,7 @@ func (t *dataTopic) about(msg *message) subject {
 func (t *dataTopic) newMessage(p *producer, seq uint64) *message {
 	w := t.m.w
 	w.numbers++
-	msg := &message{number: w.numbers, t: t, producer: p.name, incarnation: p.incarnation, dedup: p.dedup, seq: seq, level: p.level}
+	msg := &message{number: w.numbers, t: t, producer: p.name, incarnation: p.rank, dedup: p.dedup, seq: seq, level: p.level}
 	t.numbers[msg.number] = msg
 	t.made[p.name] = max(t.made[p.name], seq)
 	t.order = append(t.order, msg)
@@ -243,14 +245,14 @@ func (t *dataTopic) stored(msg *message, o entry.Offset) {
 	before := t.newest[msg.producer]
 	t.newest[msg.producer] = msg
 	if before == nil {
-		before = &message{incarnation: -1}
+		before = &message{}
 	}
 	sure := msg.level == ledger.AckQuorum || msg.level == ledger.AckAll
 	switch {
-	case msg.incarnation < before.incarnation:
-		w.fail("I2", s, "message %d of incarnation %d of %s comes after one of incarnation %d", msg.number, msg.incarnation, msg.producer, before.incarnation)
-	case msg.incarnation > before.incarnation:
-		if msg.dedup && before.incarnation >= 0 && msg.seq <= before.seq {
+	case msg.incarnation.before(before.incarnation):
+		w.fail("I2", s, "message %d of incarnation %v of %s comes after one of incarnation %v", msg.number, msg.incarnation, msg.producer, before.incarnation)
+	case before.incarnation.before(msg.incarnation):
+		if msg.dedup && before.t != nil && msg.seq <= before.seq {
 			w.fail("I3", s, "message %d of %s has sequence %d, %d is stored already", msg.number, msg.producer, msg.seq, before.seq)
 		}
 	case msg.seq < before.seq || sure && msg.seq != before.seq+1:
@@ -260,15 +262,75 @@ func (t *dataTopic) stored(msg *message, o entry.Offset) {
 
 // took notes that a topic took a batch in.
 func (st *servedTopic) took(u *publisher, b *sendBatch) {
-	if newest := st.newest[u.from.name]; newest > u.from.incarnation && !st.t.deleting {
-		st.t.m.w.fail("fencing", st.t.about(b.messages[0]), "%s takes %d of %s incarnation %d after it let incarnation %d in",
-			st.s.b.name, b.first, u.from.name, u.from.incarnation, newest)
+	if newest := st.newestOf(u.from); u.from.rank.before(newest) && !st.t.deleting {
+		st.t.m.w.fail("fencing", st.t.about(b.messages[0]), "%s takes %d of %s incarnation %d, %v, after %v was let in",
+			st.s.b.name, b.first, u.from.name, u.from.incarnation, u.from.rank, newest)
+	}
+}
+
+// attempts counts those of new incarnations of a name. They fence older ones before they are let in.
+type attempts struct {
+	underWay, ended int
+}
+
+// others reports whether there was one of somebody else since the last one of p.
+func (a *attempts) others(p *producer) bool { return a.underWay > p.asking || a.ended > p.heard }
+
+// attempt notes that a producer asks to be let in, as a new incarnation or not. It returns what to call afterwards.
+func (st *servedTopic) attempt(p *producer, fresh bool) (ended func(letIn bool)) {
+	a := st.s.m.attempts[p.name]
+	if a == nil {
+		a = new(attempts)
+		st.s.m.attempts[p.name] = a
+	}
+	if !fresh {
+		return func(bool) {}
+	}
+	if p.asking == 0 {
+		p.heard = a.ended
+	}
+	a.underWay++
+	p.asking++
+	return func(letIn bool) {
+		a.underWay--
+		p.asking--
+		a.ended++
+		if p.heard++; letIn {
+			p.heard = a.ended // it is above all those
+		}
 	}
 }
 
 // opened notes that a producer was let in.
-func (st *servedTopic) opened(p *producer) {
-	st.newest[p.name] = max(st.newest[p.name], p.incarnation)
+func (st *servedTopic) opened(p *producer, epoch uint64) {
+	t := st.t
+	if p.letBy != t || epoch>>product.GenerationShift != p.given>>product.GenerationShift {
+		t.m.lets++
+		if r := (rank{st.s.guard.Epoch, t.m.lets}); p.letBy != t || p.rank.before(r) {
+			p.rank = r
+		}
+	}
+	p.given, p.letBy = epoch, t
+	t.m.w.trace(st.s.b.name, p.subject(), "lets %s incarnation %d in as %v", p.name, p.incarnation, p.rank)
+	newest := st.newestOf(p)
+	if p.rank.before(newest) && !t.deleting {
+		t.m.w.fail("fencing", p.subject(), "%s lets %s incarnation %d, %v, in after %v was", st.s.b.name, p.name, p.incarnation, p.rank, newest)
+	}
+	if newest = st.newest[p.name]; newest.before(p.rank) {
+		st.newest[p.name] = p.rank
+	}
+	if newest = t.letIn[p.name]; newest.before(p.rank) {
+		t.letIn[p.name] = p.rank
+	}
+}
+
+// newestOf returns the newest incarnation of a producer's name that a topic's owner must know of: those that it let in itself,
+// and with deduplication those that an earlier one did.
+func (st *servedTopic) newestOf(p *producer) rank {
+	if newest := st.t.letIn[p.name]; p.dedup && newest.owner <= st.s.guard.Epoch {
+		return newest
+	}
+	return st.newest[p.name]
 }
 
 // finished is the topic's word on a batch that it took in.

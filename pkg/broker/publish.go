@@ -130,7 +130,14 @@ func (p *pubsub) openPublisher(stream brokerv1.PubSub_PublishServer, open *broke
 		return nil, orEtcdAway(ctx, err, "open topic", open.GetTopic())
 	}
 	s := &publisher{t: t, stream: stream, name: name, level: level, wake: make(chan struct{}, 1)}
-	if s.producer, err = t.log.OpenProducer(ctx, name, open.GetProducerEpoch(), open.GetDedup()); err != nil {
+	epoch := open.GetProducerEpoch()
+	switch {
+	case epoch>>63 != 0:
+		return nil, fmt.Errorf("producer on %q: epoch %d was never given: %w", open.GetTopic(), epoch, topic.ErrProducerFenced)
+	case epoch == 0:
+		epoch = topic.NewIncarnation(open.GetIncarnation())
+	}
+	if s.producer, err = t.log.OpenProducer(ctx, name, epoch, open.GetDedup()); err != nil {
 		if lost(t, err) {
 			t.u.topicLost(t)
 			return nil, t.movedError()

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -29,18 +30,20 @@ type pubStream struct {
 	ready  chan struct{} // closed at the first success, or when run ends
 	wake   chan struct{} // capacity 1: the window has something to do
 
-	mu         sync.Mutex
-	w          window
-	err        error // why the producer ended; nothing is added any more
-	last       error // why the latest attempt to open failed
-	name       string
-	epoch      uint64
-	maxMessage int
-	retry      backoff // of batches that failed for now
-	failures   int     // of batches, since the last receipt or open
-	answers    int64   // receipts and refusals
-	serving    bool    // a stream is open, and ends in good order when the producer leaves
-	leaving    bool
+	mu    sync.Mutex
+	w     window
+	err   error // why the producer ended; nothing is added any more
+	last  error // why the latest attempt to open failed
+	name  string
+	epoch uint64
+	// incarnation tells the broker, until it has given an epoch, that a request comes from whom an earlier one did.
+	incarnation uint64
+	maxMessage  int
+	retry       backoff // of batches that failed for now
+	failures    int     // of batches, since the last receipt or open
+	answers     int64   // receipts and refusals
+	serving     bool    // a stream is open, and ends in good order when the producer leaves
+	leaving     bool
 
 	payload []byte // scratch of the sending goroutine
 }
@@ -49,7 +52,7 @@ func newPubStream(p *Producer, n topicname.Name) *pubStream {
 	s := &pubStream{
 		p: p, c: p.c, topic: n.String(), partition: n.Partition,
 		done: make(chan struct{}), ready: make(chan struct{}), wake: make(chan struct{}, 1),
-		name: p.cfg.name, maxMessage: frame.DefaultMaxMessage, retry: newBackoff(),
+		name: p.cfg.name, maxMessage: frame.DefaultMaxMessage, retry: newBackoff(), incarnation: rand.Uint64(), //nolint:gosec // it keeps no secret
 	}
 	if n.Partition == topicname.NoPartition {
 		s.partition = NoPartition
@@ -276,7 +279,7 @@ func (s *pubStream) handshake(ctx context.Context, st *openStream) error {
 	s.mu.Lock()
 	req := &brokerv1.OpenProducer{
 		Topic: s.topic, ProducerName: s.name, AckLevel: brokerv1.AckLevel(s.p.cfg.ack), Dedup: s.p.cfg.dedup,
-		ProducerEpoch: s.epoch, ClientInfo: s.c.cfg.info,
+		ProducerEpoch: s.epoch, Incarnation: s.incarnation, ClientInfo: s.c.cfg.info,
 	}
 	s.mu.Unlock()
 	if err := stream.Send(&brokerv1.PublishRequest{Kind: &brokerv1.PublishRequest_Open{Open: req}}); err != nil {

@@ -170,7 +170,10 @@ func (s *snapshots) Save(ctx context.Context, records []topic.Record) error {
 // nothing behind that nobody looks for. After an error the topic may be opened again, to go on with it.
 func (b *Bundle) Delete(ctx context.Context, s *Set) error {
 	s.Close(ctx)
-	err := b.erase(ctx, s)
+	err := s.cfg.Topic.Refuse(ctx)
+	if err == nil {
+		err = b.erase(ctx, s)
+	}
 	if err == nil {
 		err = s.cfg.Topic.Delete(ctx)
 	}

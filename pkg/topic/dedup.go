@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
@@ -51,10 +52,12 @@ type producerState struct {
 	fullFrom uint64
 	full     sequence
 
-	lastTime int64 // broker time of what was stored last, Unix milliseconds
-	dirty    bool  // differs from what the snapshot store has
-	saved    bool  // the snapshot store has a record
-	open     int   // handles open
+	lastTime int64  // broker time of what was stored last, or of when the newest was let in, Unix milliseconds
+	asks     []asks // of the newest incarnations, as far as this owner let them in
+	durable  uint64 // epoch of an incarnation that every later owner knows of
+	dirty    bool   // differs from what the snapshot store has
+	saved    bool   // the snapshot store has a record
+	open     int    // handles open
 }
 
 // verdict says what to do with a batch.
@@ -71,6 +74,9 @@ const (
 )
 
 func (p *producerState) inflight() []*pending { return p.queue[p.head:] }
+
+// noted tells that every later owner knows of the newest incarnation.
+func (p *producerState) noted() bool { return p.durable>>GenerationShift >= p.epoch>>GenerationShift }
 
 // idle tells that nobody uses the state.
 func (p *producerState) idle() bool { return p.open == 0 && len(p.inflight()) == 0 }
@@ -165,7 +171,7 @@ func (p *producerState) copies(first uint64, last sequence) (waits *pending, ful
 
 // confirm notes that a batch is stored for good.
 func (p *producerState) confirm(epoch uint64, last sequence, time int64) {
-	p.epoch = max(p.epoch, epoch)
+	p.epoch, p.durable = max(p.epoch, epoch), max(p.durable, epoch)
 	if !p.any || last.after(p.stored) {
 		p.any, p.stored = true, last
 	}
@@ -176,10 +182,13 @@ func (p *producerState) confirm(epoch uint64, last sequence, time int64) {
 // dedup is the table of a topic's producers. It is pure: the topic's lock guards it.
 type dedup struct {
 	producers map[string]*producerState
-	forgotten []string // saved and to be deleted from the snapshot store
+	forgotten []string                    // saved and to be deleted from the snapshot store
+	toNote    map[*producerState]struct{} // whose newest incarnation is not durable
 }
 
-func newDedup() *dedup { return &dedup{producers: map[string]*producerState{}} }
+func newDedup() *dedup {
+	return &dedup{producers: map[string]*producerState{}, toNote: map[*producerState]struct{}{}}
+}
 
 func (d *dedup) get(name string) *producerState {
 	p := d.producers[name]
@@ -220,9 +229,44 @@ func (d *dedup) prune(before int64, most int) {
 		if p.lastTime >= before && len(d.producers) <= most {
 			return
 		}
-		delete(d.producers, p.name)
+		d.forget(p)
 		if p.saved {
 			d.forgotten = append(d.forgotten, p.name)
+		}
+	}
+}
+
+func (d *dedup) forget(p *producerState) {
+	delete(d.producers, p.name)
+	delete(d.toNote, p)
+}
+
+// note is the newest incarnation of a producer, on its way to the snapshot store.
+type note struct {
+	p     *producerState
+	epoch uint64
+}
+
+// notes returns the records of producers whose newest incarnation later owners do not know of yet.
+func (d *dedup) notes() ([]note, []Record) {
+	notes := make([]note, 0, len(d.toNote))
+	for p := range d.toNote {
+		notes = append(notes, note{p, p.epoch})
+	}
+	slices.SortFunc(notes, func(a, b note) int { return strings.Compare(a.p.name, b.p.name) })
+	records := make([]Record, len(notes))
+	for i, n := range notes {
+		n.p.saved = true
+		records[i] = Record{Key: producerKey(n.p.name), Value: n.p.encode()}
+	}
+	return notes, records
+}
+
+// noted says that what notes returned is durable.
+func (d *dedup) noted(notes []note) {
+	for _, n := range notes {
+		if n.p.durable = max(n.p.durable, n.epoch); n.p.noted() {
+			delete(d.toNote, n.p)
 		}
 	}
 }
@@ -277,11 +321,14 @@ func (d *dedup) unsaved(records []Record) {
 
 func producerKey(name string) []byte { return append([]byte{keyProducer}, name...) }
 
-// encode: version, epoch, sequence id, chunk, time; 8 bytes each but the version (1) and the chunk (4).
+// encode: version, epoch, sequence id, chunk, time; 8 bytes each but the version (1) and the chunk (4). Sequence id and chunk
+// are left out when nothing is stored.
 func (p *producerState) encode() []byte {
 	b := binary.BigEndian.AppendUint64([]byte{snapshotVersion}, p.epoch)
-	b = binary.BigEndian.AppendUint64(b, p.stored.id)
-	b = binary.BigEndian.AppendUint32(b, p.stored.chunk)
+	if p.any {
+		b = binary.BigEndian.AppendUint64(b, p.stored.id)
+		b = binary.BigEndian.AppendUint32(b, p.stored.chunk)
+	}
 	return binary.BigEndian.AppendUint64(b, uint64(p.lastTime))
 }
 
@@ -314,12 +361,15 @@ func (d *dedup) load(records []Record) (entry.Offset, error) {
 		switch {
 		case r.Key[0] == keyHeader && len(r.Key) == 1 && len(v) == 8:
 			at = entry.Offset(binary.BigEndian.Uint64(v))
-		case r.Key[0] == keyProducer && len(r.Key) > 1 && len(v) == 28:
-			d.producers[string(r.Key[1:])] = &producerState{
-				name: string(r.Key[1:]), epoch: binary.BigEndian.Uint64(v), any: true, saved: true,
-				stored:   sequence{binary.BigEndian.Uint64(v[8:]), binary.BigEndian.Uint32(v[16:])},
-				lastTime: int64(binary.BigEndian.Uint64(v[20:])),
+		case r.Key[0] == keyProducer && len(r.Key) > 1 && (len(v) == 16 || len(v) == 28):
+			p := &producerState{name: string(r.Key[1:]), epoch: binary.BigEndian.Uint64(v), saved: true}
+			p.durable = p.epoch
+			if v = v[8:]; len(v) == 20 {
+				p.any, p.stored = true, sequence{binary.BigEndian.Uint64(v), binary.BigEndian.Uint32(v[8:])}
+				v = v[12:]
 			}
+			p.lastTime = int64(binary.BigEndian.Uint64(v))
+			d.producers[p.name] = p
 		default:
 			return 0, &SnapshotError{Key: r.Key, Detail: fmt.Sprintf("%d bytes of value do not fit the key", len(r.Value))}
 		}

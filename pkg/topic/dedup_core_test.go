@@ -119,6 +119,10 @@ func FuzzLoadSnapshot(f *testing.F) {
 	for _, r := range d.snapshot(5) {
 		f.Add(r.Key, r.Value)
 	}
+	d.get("q").epoch = 5
+	d.toNote[d.get("q")] = struct{}{}
+	_, notes := d.notes()
+	f.Add(notes[0].Key, notes[0].Value)
 	f.Add([]byte{}, []byte{})
 	f.Add([]byte{2}, []byte{1, 2})
 	f.Fuzz(func(t *testing.T, key, value []byte) {

@@ -178,9 +178,6 @@ func TestAProducerThatMissedAnAnswerComesBack(t *testing.T) {
 		elsewhere, err := tp.OpenProducer(t.Context(), "p", first.Epoch(), dedup)
 		check(t, err)
 		check(t, send(t, elsewhere, batch(t, "p", 2, 1)).wait(t).err)
-		if _, err := tp.OpenProducer(t.Context(), "p", ^uint64(0), dedup); !errors.Is(err, topic.ErrProducerFenced) {
-			t.Fatalf("an epoch that was never given: %v", err)
-		}
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		if _, err := tp.OpenProducer(gone, "p", elsewhere.Epoch(), dedup); !errors.Is(err, context.Canceled) {
@@ -397,8 +394,8 @@ func TestSnapshotsAreDueAndSpareTheNextOwner(t *testing.T) {
 	}
 	check(t, send(t, p, batch(t, "p", 10, 1)).wait(t).err)
 	check(t, tp.Close(t.Context()))
-	if store.saves != 2 {
-		t.Fatalf("%d snapshots, one of them at the end", store.saves)
+	if store.saves != 3 {
+		t.Fatalf("%d saves, one of the incarnation, one at the end", store.saves)
 	}
 	before := len(f.Fake.Calls())
 	tp = f.open(f.Takeover(), nil, cfg)
@@ -506,7 +503,7 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 	away := errors.New("away")
 	entered, leave := make(chan struct{}), make(chan error)
 	store.hook = func(n int) error {
-		if n == 1 {
+		if n == 2 { // the first one notes the incarnation
 			close(entered)
 			return <-leave
 		}
@@ -534,22 +531,213 @@ func TestSnapshotsFollowOneAnother(t *testing.T) {
 	}
 }
 
-// Producers that come and go without sending anything leave nothing behind.
+// Producers that come and go without sending anything leave nothing behind for longer than others do.
 func TestProducersThatSendNothingAreForgotten(t *testing.T) {
 	t.Parallel()
 	f := newCluster(t, 3)
-	tp := f.open(f.Takeover(), nil, topic.Config{Snapshots: newMemStore()})
+	store := newMemStore()
+	clock := newClock(1 << 40)
+	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{IdleAfter: time.Hour, MaxProducers: 20}}
+	tp, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Sched: clock}, f.Takeover(), logID, cfg)
+	check(t, err)
+	t.Cleanup(tp.Shutdown)
 	p := producer(t, tp, "p", true)
 	check(t, send(t, p, batch(t, "p", 0, 1)).wait(t).err)
-	p.Close()
 	for i := range 100 {
 		producer(t, tp, fmt.Sprint("q", i), true).Close()
 	}
 	replaced := producer(t, tp, "r", true)
 	producer(t, tp, "r", true).Close()
 	replaced.Close()
-	if n := tp.Known(); n != 1 {
-		t.Fatalf("%d producers are known", n)
+	check(t, tp.Snapshot(t.Context()))
+	if n, records := tp.Known(), len(store.records); n != 20 || records != 21 {
+		t.Fatalf("%d producers are known, and the store has %d records", n, records)
+	}
+	clock.Add(2 * time.Hour)
+	check(t, tp.Snapshot(t.Context()))
+	if n, records := tp.Known(), len(store.records); n != 1 || records != 2 {
+		t.Fatalf("%d producers are known, and the store has %d records", n, records)
+	}
+}
+
+// An incarnation that was let in is above older ones for every later owner, whatever was stored and whoever comes first:
+// an older one would take the sequences at which the new one was told to go on, and that would be told that its own messages
+// are stored.
+func TestAnOldIncarnationStaysOutAtTheNextOwner(t *testing.T) {
+	t.Parallel()
+	for _, stored := range []int{0, 3} {
+		f := newCluster(t, 3)
+		store := newMemStore()
+		tp := f.openFresh(store)
+		old := producer(t, tp, "p", true)
+		for i := range stored {
+			check(t, send(t, old, batch(t, "p", uint64(i), 1)).wait(t).err)
+		}
+		fresh := producer(t, tp, "p", true)
+		if last := fresh.LastSequence(); last != int64(stored-1) {
+			t.Fatalf("it is to go on after %d", last)
+		}
+		for range 2 { // and at that one's next
+			tp.Shutdown()
+			tp = f.openFresh(store)
+			if p, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true); !errors.Is(err, topic.ErrProducerFenced) {
+				t.Fatalf("the old incarnation is let in as %x, the new one is %x: %v", p.Epoch(), fresh.Epoch(), err)
+			}
+		}
+		back, err := tp.OpenProducer(t.Context(), "p", fresh.Epoch(), true)
+		check(t, err)
+		s := send(t, back, batch(t, "p", uint64(stored), 1)).wait(t)
+		if check(t, s.err); s.Duplicate {
+			t.Fatal("its message is taken for another's")
+		}
+	}
+}
+
+// A new incarnation whose request got no answer asks again. The first request may be let in after the second one, and does not
+// fence it, or a newer incarnation.
+func TestANewIncarnationThatAsksTwiceIsOne(t *testing.T) {
+	t.Parallel()
+	for _, dedup := range []bool{true, false} {
+		f := newCluster(t, 3)
+		tp := f.openFresh(newMemStore())
+		open := func(asked uint64) (*topic.Producer, error) { return tp.OpenProducer(t.Context(), "p", asked, dedup) }
+		a, b := topic.NewIncarnation(1), topic.NewIncarnation(2)
+		first, err := open(a)
+		check(t, err)
+		check(t, send(t, first, batch(t, "p", 0, 1)).wait(t).err)
+		late, err := open(a)
+		check(t, err)
+		if _, err := trySend(t, first, batch(t, "p", 1, 1)); !errors.Is(err, topic.ErrProducerReplaced) {
+			t.Fatalf("after its own request came again: %v", err)
+		}
+		late.Close()
+		back, err := open(first.Epoch())
+		check(t, err)
+		check(t, send(t, back, batch(t, "p", 1, 1)).wait(t).err)
+		again, err := open(a) // and again, when it has an epoch
+		check(t, err)
+		again.Close()
+		other, err := open(b)
+		check(t, err)
+		if _, err := open(back.Epoch()); !errors.Is(err, topic.ErrProducerFenced) {
+			t.Fatalf("the older one comes back: %v", err)
+		}
+		if dedup {
+			if _, err := open(a); !errors.Is(err, topic.ErrProducerFenced) {
+				t.Fatalf("a request of the older one comes late: %v", err)
+			}
+		}
+		check(t, send(t, other, batch(t, "p", 2, 1)).wait(t).err)
+	}
+}
+
+// An incarnation that cannot be noted is not let in; one that comes back needs no note.
+func TestAnIncarnationIsNotedBeforeItIsLetIn(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.openFresh(store)
+	p := producer(t, tp, "p", true)
+	away := errors.New("away")
+	for _, kept := range []int{0, 1} {
+		store.set(away, kept)
+		if _, err := tp.OpenProducer(t.Context(), "p", 0, true); !errors.Is(err, away) || !errors.Is(err, topic.ErrUnavailable) {
+			t.Fatalf("a new incarnation, noted nowhere: %v", err)
+		}
+	}
+	store.set(nil, 0)
+	fresh := producer(t, tp, "p", true)
+	if _, err := tp.OpenProducer(t.Context(), "p", p.Epoch(), true); !errors.Is(err, topic.ErrProducerFenced) {
+		t.Fatalf("the old incarnation: %v", err)
+	}
+	saves := store.saves
+	again, err := tp.OpenProducer(t.Context(), "p", fresh.Epoch(), true)
+	check(t, err)
+	tp.Shutdown()
+	tp = f.openFresh(store)
+	_, err = tp.OpenProducer(t.Context(), "p", again.Epoch(), true)
+	check(t, err)
+	if store.saves != saves {
+		t.Fatal("an incarnation that comes back is noted again")
+	}
+}
+
+// Incarnations that come while others are being noted are noted together.
+func TestIncarnationsAreNotedTogether(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.openFresh(store)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	store.hook = func(n int) error {
+		if n == 1 {
+			close(entered)
+			<-leave
+		}
+		return nil
+	}
+	results := make(chan error)
+	open := func(name string) {
+		_, err := tp.OpenProducer(t.Context(), name, 0, true)
+		results <- err
+	}
+	go open("first")
+	<-entered
+	const others = 20
+	for i := range others {
+		go open(fmt.Sprint("p", i))
+	}
+	eventually(t, "all to be on their way", func() bool { return tp.Known() == 1+others })
+	close(leave)
+	for range 1 + others {
+		check(t, <-results)
+	}
+	if store.saves != 2 || len(store.records) != 1+others {
+		t.Fatalf("%d saves, %d records", store.saves, len(store.records))
+	}
+}
+
+// Once a topic refuses producers, nothing is written of any: what the store has of it may be deleted.
+func TestATopicThatRefusesProducersNotesNone(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	tp := f.openFresh(store)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	store.hook = func(n int) error {
+		if n == 1 {
+			close(entered)
+			<-leave
+		}
+		return nil
+	}
+	results := make(chan error, 2)
+	open := func(name string) {
+		_, err := tp.OpenProducer(t.Context(), name, 0, true)
+		results <- err
+	}
+	go open("a")
+	<-entered
+	go open("b")
+	eventually(t, "both to be on their way", func() bool { return tp.Known() == 2 })
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := tp.Refuse(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("while something is being written: %v", err)
+	}
+	close(leave)
+	check(t, tp.Refuse(t.Context()))
+	saves := store.saves
+	for range 2 {
+		if err := <-results; !errors.Is(err, topic.ErrClosed) {
+			t.Fatalf("a producer of a topic that refuses them: %v", err)
+		}
+	}
+	if _, err := tp.OpenProducer(t.Context(), "c", 0, true); !errors.Is(err, topic.ErrClosed) {
+		t.Fatalf("a producer that comes later: %v", err)
+	}
+	if store.saves != saves {
+		t.Fatal("a producer was noted")
 	}
 }
 

@@ -31,5 +31,8 @@
 // that is handed in; entries are not trimmed before a snapshot covers them. Producers that stored nothing for a long
 // time are forgotten (DedupConfig); if one returns with old sequences, they count as new.
 //
+// An incarnation is told where to go on when it is let in. So it is in that store first: else a later owner could let
+// an older one in, whose messages would get the sequences of the newer one's, and those would be taken for duplicates.
+//
 // An idle topic has no goroutine and no timer.
 package topic

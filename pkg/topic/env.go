@@ -64,7 +64,7 @@ type Config struct {
 	// MaxPendingBytes bounds the bytes of one topic that are charged to the budget; 64 MiB.
 	MaxPendingBytes int64
 	// Snapshots keeps deduplication snapshots; nil: there are none, everything is rebuilt from the stored entries,
-	// and trimming forgets.
+	// trimming forgets, and so do owners which incarnations were let in before them and stored nothing.
 	Snapshots SnapshotStore
 	Dedup     DedupConfig
 }
@@ -74,8 +74,9 @@ type DedupConfig struct {
 	// SnapshotEntries and SnapshotBytes say how much may be appended before a snapshot is due: 10,000 and 64 MiB.
 	SnapshotEntries int64
 	SnapshotBytes   int64
-	// A producer that is not open and stored nothing for IdleAfter (7 days), all of which this owner has seen pass, is
-	// forgotten at a snapshot: an owner whose clock is ahead forgets nobody for that. Above MaxProducers (100,000), so are those that stored nothing for longest.
+	// A producer that is not open, and was not opened and stored nothing for IdleAfter (7 days), all of which this owner has
+	// seen pass, is forgotten at a snapshot: an owner whose clock is ahead forgets nobody for that. Above MaxProducers
+	// (100,000), so are those of which that is true for longest.
 	IdleAfter    time.Duration
 	MaxProducers int
 }

@@ -18,8 +18,10 @@ func TestFormatsPage(t *testing.T) {
 	d := newDedup()
 	d.get("orders-7").confirm(3, sequenceOf(41, 0, 0), 1_700_000_000_000)
 	records := d.snapshot(1000)
+	fresh := producerState{epoch: 3<<ownerShift | 1<<GenerationShift, lastTime: 1_700_000_000_000}
 	for name, want := range map[string][]byte{
 		"dedup-producer-key": records[0].Key, "dedup-producer": records[0].Value, "dedup-header": records[1].Value,
+		"dedup-producer-new": fresh.encode(),
 	} {
 		_, rest, ok := strings.Cut(string(page), "```hex "+name+"\n")
 		if !ok {

@@ -3,6 +3,7 @@ package topic
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -17,6 +18,7 @@ type Producer struct {
 	t     *Topic
 	name  []byte
 	epoch uint64
+	asked uint64         // what its incarnation asked with first, if it can be told from others
 	state *producerState // with deduplication
 	last  int64
 
@@ -28,13 +30,32 @@ type Producer struct {
 }
 
 // An epoch has the owner's epoch from ownerShift on, up to mostOwner, below that the number of the incarnation, and below
-// generationShift how often that one came back. So an incarnation that a later owner lets in is above those that earlier ones
-// did, of which the later one need not know: it knows of what stored something.
+// GenerationShift how often that one came back. So an incarnation that a later owner lets in is above those that earlier ones
+// did, of which the later one need not know: without deduplication it knows of none.
 const (
-	generationShift = 20
+	GenerationShift = 20
 	ownerShift      = 40
 	mostOwner       = 1<<(63-ownerShift) - 1
 )
+
+// firstNew is above all epochs: what a new incarnation asks with that can be told from others.
+const firstNew = 1 << 63
+
+// NewIncarnation returns the epoch that a new incarnation asks with. Its number is drawn by whoever asks. Requests with
+// the same one are one incarnation's, of which the first got no answer, or will get it later: they do not fence each
+// other, as those that ask with 0 do. 0 stays 0.
+func NewIncarnation(number uint64) uint64 {
+	if number == 0 {
+		return 0
+	}
+	return number | firstNew
+}
+
+// asks is what an incarnation asked with, before it had an epoch, and the one that it got.
+type asks struct{ asked, epoch uint64 }
+
+// mostAsks is how many incarnations of a producer are recognised when they ask as new ones again.
+const mostAsks = 8
 
 // nextEpoch returns the epoch of a producer that asks an owner with one, 0 for a new incarnation, where newest was given before.
 //
@@ -42,23 +63,23 @@ const (
 // fences is a new incarnation alone, and never a producer itself.
 func nextEpoch(newest, asked uint64, owner entry.Epoch) (uint64, error) {
 	switch {
-	case asked == 0:
+	case asked == 0 || asked >= firstNew:
 		newest = max(newest, min(uint64(owner), mostOwner)<<ownerShift)
-		return (newest>>generationShift + 1) << generationShift, nil
-	case asked>>generationShift < newest>>generationShift:
+		return (newest>>GenerationShift + 1) << GenerationShift, nil
+	case asked>>GenerationShift < newest>>GenerationShift:
 		return 0, fmt.Errorf("epoch %d, the newest is %d: %w", asked, newest, ErrProducerFenced)
-	case asked >= 1<<63:
-		return 0, fmt.Errorf("epoch %d was never given: %w", asked, ErrProducerFenced)
 	}
 	return max(newest, asked) + 1, nil
 }
 
-// OpenProducer lets a producer in. epoch is 0 for a new one, and what [Producer.Epoch] said for one that comes back; an
+// OpenProducer lets a producer in. epoch is 0 for a new one, or of [NewIncarnation], and what [Producer.Epoch] said for one that comes back; an
 // incarnation that was superseded by a new one of its name gets [ErrProducerFenced]. The epoch is above every one seen,
 // and whoever held the name before takes no more batches: with [ErrProducerFenced], or with [ErrProducerReplaced] if it
 // was the same incarnation. With dedup, the producer's stored sequence is known when OpenProducer returns, which may have
 // to read the snapshot and the entries after it first. A new incarnation has it wait for what an older one has under way:
-// that may be stored yet, and its sequences are not to be given to other messages.
+// that may be stored yet, and its sequences are not to be given to other messages. It is also noted in the snapshot store
+// before it is let in, so that no later owner lets an older one in: that would take the sequences at which this one was told
+// to go on. Without dedup, incarnations are told apart by the owner that they ask, as long as it is the owner.
 func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, dedup bool) (*Producer, error) {
 	if name == "" || len(name) > frame.MaxProducerName {
 		return nil, fmt.Errorf("open producer: a name has 1 to %d bytes, this one %d", frame.MaxProducerName, len(name))
@@ -70,7 +91,12 @@ func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, ded
 	}
 	p, err := t.letIn(ctx, name, epoch, dedup)
 	if err == nil {
-		err = p.awaitOlder(ctx, epoch)
+		if err = t.note(ctx, p); err == nil {
+			err = p.awaitOlder(ctx, epoch == 0 || epoch >= firstNew)
+		}
+		if err != nil {
+			p.Close()
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open producer %q: %w", name, err)
@@ -99,14 +125,35 @@ func (t *Topic) letIn(ctx context.Context, name string, epoch uint64, dedup bool
 	if err := ctx.Err(); err != nil {
 		return nil, err //nolint:wrapcheck // the caller does; nobody waits for it: it must not replace one that is used
 	}
+	asked := epoch
+	if asked >= firstNew {
+		// A request of the same incarnation may have come before.
+		if before != nil && before.asked == asked {
+			epoch = before.epoch
+		} else if state != nil {
+			for _, a := range state.asks {
+				if a.asked == asked {
+					epoch = a.epoch
+				}
+			}
+		}
+	}
+	if epoch == 0 || epoch >= firstNew {
+		newest = max(newest, t.left)
+	}
 	next, err := nextEpoch(newest, epoch, t.owner)
 	if err != nil {
 		return nil, err
 	}
 	p := &Producer{t: t, name: []byte(name), epoch: next, last: -1}
+	if asked >= firstNew {
+		p.asked = asked
+	} else if before != nil && before.epoch>>GenerationShift == next>>GenerationShift {
+		p.asked = before.asked
+	}
 	if before != nil {
 		before.over = ErrProducerFenced
-		if before.epoch>>generationShift == next>>generationShift {
+		if before.epoch>>GenerationShift == next>>GenerationShift {
 			before.over = ErrProducerReplaced
 		}
 		before.leave()
@@ -115,6 +162,16 @@ func (t *Topic) letIn(ctx context.Context, name string, epoch uint64, dedup bool
 		p.state = t.dd.get(name)
 		p.state.open++
 		p.state.epoch = p.epoch
+		if asked >= firstNew && epoch == asked {
+			if len(p.state.asks) == mostAsks {
+				p.state.asks = slices.Delete(p.state.asks, 0, 1)
+			}
+			p.state.asks = append(p.state.asks, asks{asked, next})
+		}
+		p.state.lastTime = max(p.state.lastTime, t.env.Sched.Now().UnixMilli())
+		if t.cfg.Snapshots != nil && !p.state.noted() {
+			t.dd.toNote[p.state] = struct{}{}
+		}
 	}
 	if t.producers == nil {
 		t.producers = map[string]*Producer{}
@@ -123,14 +180,13 @@ func (t *Topic) letIn(ctx context.Context, name string, epoch uint64, dedup bool
 	return p, nil
 }
 
-// awaitOlder returns once nothing is under way of older incarnations than p, a new one if it asked with 0, and notes what
-// is stored then. On an error p is closed.
-func (p *Producer) awaitOlder(ctx context.Context, asked uint64) error {
+// awaitOlder returns once nothing is under way of older incarnations than p, if it is a new one, and notes what is stored then.
+func (p *Producer) awaitOlder(ctx context.Context, fresh bool) error {
 	if p.state == nil {
 		return nil
 	}
 	for {
-		drain, err := p.drained(asked == 0)
+		drain, err := p.drained(fresh)
 		if drain == nil && err == nil {
 			return nil
 		}
@@ -138,7 +194,6 @@ func (p *Producer) awaitOlder(ctx context.Context, asked uint64) error {
 			_, err = p.t.env.Sched.Wait(ctx, sched.Channels{drain, p.t.c.Lost()})
 		}
 		if err != nil {
-			p.Close()
 			return err //nolint:wrapcheck // the caller does
 		}
 	}
@@ -184,6 +239,10 @@ func (p *Producer) Close() {
 	defer t.mu.Unlock()
 	p.leave()
 	if t.producers[string(p.name)] == p {
+		// Without deduplication nothing else tells a new incarnation of the name from this one, should it come back.
+		if last := (min(uint64(t.owner), mostOwner)+1)<<ownerShift - 2<<GenerationShift; p.state == nil {
+			t.left = max(t.left, min(p.epoch, last))
+		}
 		delete(t.producers, string(p.name))
 		if len(t.producers) == 0 {
 			t.producers = nil
@@ -194,8 +253,8 @@ func (p *Producer) Close() {
 func (p *Producer) leave() {
 	if s := p.state; !p.closed && s != nil {
 		s.open--
-		if s.idle() && !s.any {
-			delete(p.t.dd.producers, s.name) // there is nothing to remember of it
+		if s.idle() && !s.any && !s.saved {
+			p.t.dd.forget(s) // there is nothing to remember of it
 		}
 	}
 	p.closed = true

@@ -94,6 +94,47 @@ func (t *Topic) rebuild(ctx context.Context) (*dedup, entry.Offset, error) {
 	return dd, at, nil
 }
 
+// note makes a producer's incarnation known to every later owner. Those that are let in meanwhile go with it.
+func (t *Topic) note(ctx context.Context, p *Producer) error {
+	if p.state == nil || t.cfg.Snapshots == nil {
+		return nil
+	}
+	took, err := t.alone(ctx, &t.saving, func() bool { return p.state.durable>>GenerationShift >= p.epoch>>GenerationShift })
+	if err != nil {
+		return fmt.Errorf("note the incarnation: %w", err)
+	}
+	if !took {
+		return nil
+	}
+	t.mu.Lock()
+	if err := t.err; err != nil {
+		leave(&t.saving)
+		t.mu.Unlock()
+		return err
+	}
+	notes, records := t.dd.notes()
+	t.mu.Unlock()
+	err = t.cfg.Snapshots.Save(ctx, records)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	leave(&t.saving)
+	if err != nil {
+		return fmt.Errorf("note the incarnation: %w: %w", ErrUnavailable, err)
+	}
+	t.dd.noted(notes)
+	return nil
+}
+
+// Refuse lets no producer and no batch in any more, and returns once nothing is being written to the snapshot store: what
+// is there may be deleted then.
+func (t *Topic) Refuse(ctx context.Context) error {
+	t.refuse(ErrClosed)
+	if _, err := t.alone(ctx, &t.saving, func() bool { return t.saving == nil }); err != nil {
+		return fmt.Errorf("close topic to producers: %w", err)
+	}
+	return nil
+}
+
 // SnapshotDue tells whether so much was appended since the last snapshot that another is worthwhile: the next owner
 // reads what lies after it.
 func (t *Topic) SnapshotDue() bool {

@@ -43,6 +43,7 @@ type Topic struct {
 	appended    int64 // bytes since it was opened
 
 	producers map[string]*Producer // the open ones, by name
+	left      uint64               // the highest epoch of those that left, without deduplication
 	dd        *dedup               // nil until loaded
 	ddSince   time.Time            // when it was, by the clock of here
 	loading   chan struct{}        // closed when the load under way ends
@@ -132,9 +133,6 @@ func Open(ctx context.Context, env Env, guard meta.Guard, id meta.ChainID, cfg C
 	t.visible, t.opened = t.next, t.next
 	for _, r := range t.c.Runs() {
 		t.lastTime = max(t.lastTime, r.MaxTime)
-	}
-	if t.next == 0 { // nothing was ever stored: there is nothing to load
-		t.dd = newDedup()
 	}
 	return t, nil
 }

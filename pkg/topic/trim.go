@@ -73,9 +73,10 @@ func (t *Topic) Trim(ctx context.Context, policy TrimPolicy) (earliest entry.Off
 	}
 	t.mu.Lock()
 	covered := t.snapped
-	fresh := t.dd != nil && len(t.dd.producers) == 0 && len(t.dd.forgotten) == 0
+	// Without a producer that asked for deduplication, at this owner, the first one, there is nothing to cover.
+	none := t.opened == 0 && (t.dd == nil || len(t.dd.producers) == 0 && len(t.dd.forgotten) == 0)
 	t.mu.Unlock()
-	if t.cfg.Snapshots != nil && end > covered && runs[0].First != end && !(fresh && t.opened == 0) {
+	if t.cfg.Snapshots != nil && end > covered && runs[0].First != end && !none {
 		if err := t.Snapshot(ctx); err != nil {
 			return t.Earliest(), 0, fmt.Errorf("trim topic: %w", err)
 		}

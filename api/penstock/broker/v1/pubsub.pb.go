@@ -539,7 +539,10 @@ type OpenProducer struct {
 	// gave it. A newer incarnation of the same name fences older ones.
 	ProducerEpoch uint64 `protobuf:"varint,5,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
 	// Free text that helps people: library, version, host.
-	ClientInfo    string `protobuf:"bytes,6,opt,name=client_info,json=clientInfo,proto3" json:"client_info,omitempty"`
+	ClientInfo string `protobuf:"bytes,6,opt,name=client_info,json=clientInfo,proto3" json:"client_info,omitempty"`
+	// A number drawn by the producer when it is made, and sent until it has an epoch: requests with the same one are those of
+	// one incarnation, which was not answered and asks again. 0: none was drawn.
+	Incarnation   uint64 `protobuf:"varint,7,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -614,6 +617,13 @@ func (x *OpenProducer) GetClientInfo() string {
 		return x.ClientInfo
 	}
 	return ""
+}
+
+func (x *OpenProducer) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 // Batch is one frame to store as one entry.
@@ -2262,7 +2272,7 @@ const file_penstock_broker_v1_pubsub_proto_rawDesc = "" +
 	"\x0ePublishRequest\x126\n" +
 	"\x04open\x18\x01 \x01(\v2 .penstock.broker.v1.OpenProducerH\x00R\x04open\x121\n" +
 	"\x05batch\x18\x02 \x01(\v2\x19.penstock.broker.v1.BatchH\x00R\x05batchB\x06\n" +
-	"\x04kind\"\xe2\x01\n" +
+	"\x04kind\"\x84\x02\n" +
 	"\fOpenProducer\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12#\n" +
 	"\rproducer_name\x18\x02 \x01(\tR\fproducerName\x129\n" +
@@ -2270,7 +2280,8 @@ const file_penstock_broker_v1_pubsub_proto_rawDesc = "" +
 	"\x05dedup\x18\x04 \x01(\bR\x05dedup\x12%\n" +
 	"\x0eproducer_epoch\x18\x05 \x01(\x04R\rproducerEpoch\x12\x1f\n" +
 	"\vclient_info\x18\x06 \x01(\tR\n" +
-	"clientInfo\"i\n" +
+	"clientInfo\x12 \n" +
+	"\vincarnation\x18\a \x01(\x04R\vincarnation\"i\n" +
 	"\x05Batch\x12%\n" +
 	"\x0efirst_sequence\x18\x01 \x01(\x04R\rfirstSequence\x12#\n" +
 	"\rlast_sequence\x18\x02 \x01(\x04R\flastSequence\x12\x14\n" +
