@@ -118,14 +118,6 @@ var plants = []plant{
 		"		t.compareEpoch(s, t.guard.Bundle, t.guard.Epoch)\n", "",
 	},
 	{
-		"a bundle is taken without a look at its epoch", "pkg/meta",
-		"		t.compareEpoch(s, b, cur.epoch)\n", "",
-	},
-	{
-		"a bundle is kept without a look at its epoch", "pkg/meta",
-		"		t.compareEpoch(s, b, epoch)\n", "",
-	},
-	{
 		"a cache that reads everything again keeps what was deleted", "pkg/meta",
 		"	next := newCacheState()\n	var rev int64\n", "	next := c.state\n	var rev int64\n",
 	},
@@ -237,7 +229,7 @@ var plants = []plant{
 	},
 	{
 		"the state of a topic outlives it", "pkg/subscription",
-		"	err := b.erase(ctx, s)\n", "	var err error\n",
+		"		err = b.erase(ctx, s)\n", "",
 	},
 	{
 		"a placement does not compare what is retired", "pkg/meta",
