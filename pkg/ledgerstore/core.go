@@ -151,6 +151,9 @@ type item struct {
 	hard bool
 	err  error // the answer is known and rides here for order's sake
 	next *item // duplicates that wait for this one
+	// after is, of a first copy, the last of those duplicates that wait in the queue for a term as well, and of them the one
+	// before: they are refused with it.
+	after *item
 	// location is where the record was written.
 	location segment.Location
 	lac      entry.EntryID

@@ -272,6 +272,7 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 		first.urgent = first.urgent || it.urgent // a recovery counts on it now
 		if it.rec.Term > l.term {
 			c.behindTerm(it, l)
+			it.after, first.after = first.after, it
 			return true
 		}
 		first.hard = first.hard || it.add.Recovery

@@ -145,6 +145,9 @@ func (c *Core) turnAdds(urgent bool) {
 		if l.queued--; !l.durable && l.queued == 0 {
 			c.table.forget(l)
 		}
+		for d := it.after; d != nil; d = d.after {
+			d.err = c.short() // it is behind this one in the queue
+		}
 		c.reply(it, c.short())
 	}
 	clear(c.queue[len(kept):])
