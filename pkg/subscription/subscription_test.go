@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/chain/chaintest"
 	"github.com/penstock-mq/penstock/pkg/cursor"
@@ -363,5 +364,23 @@ func TestATrimUnderWay(t *testing.T) {
 		if p := sub.Progress(); p.Floor < s.topic.Earliest() {
 			t.Errorf("subscription %s is at %d, and what lies below %d was trimmed", sub.Name(), p.Floor, s.topic.Earliest())
 		}
+	}
+}
+
+// What is acknowledged and on no disk yet may be forgotten by the next owner: it is not trimmed.
+func TestATrimWaitsForWhatIsDurable(t *testing.T) {
+	t.Parallel()
+	f := chaintest.New(t, etcd.Client(), 3)
+	s := serve(t, f)
+	sub := s.ensure("s")
+	for range 3 {
+		s.publish(2)
+		check(t, s.topic.Chain().RollAndWait(t.Context(), s.topic.Chain().Runs()[len(s.topic.Chain().Runs())-1].Ledger))
+	}
+	release := f.Fake.Hold(bookieclient.AtRequest, bookieclient.OpAdd)
+	defer release()
+	check(t, sub.Expire(6))
+	if _, freed, err := s.set.Trim(t.Context(), topic.TrimPolicy{}); err != nil || freed > 0 {
+		t.Errorf("%d bytes trimmed, %v", freed, err)
 	}
 }

@@ -118,10 +118,6 @@ var plants = []plant{
 		"		t.compareEpoch(s, t.guard.Bundle, t.guard.Epoch)\n", "",
 	},
 	{
-		"a cache that reads everything again keeps what was deleted", "pkg/meta",
-		"	next := newCacheState()\n	var rev int64\n", "	next := c.state\n	var rev int64\n",
-	},
-	{
 		"a takeover keeps the epoch", "pkg/meta",
 		"Epoch: cur.epoch + 1}", "Epoch: max(1, cur.epoch)}",
 	},
@@ -269,11 +265,6 @@ var plants = []plant{
 		"a snapshot of sequences claims what is under way", "pkg/topic",
 		"	at, bytes := t.visible, t.appended",
 		"	at, bytes := t.next, t.appended",
-	},
-	{
-		"a topic is trimmed by what is not durably acknowledged", "pkg/subscription",
-		"	return s.cur.TrimFloor()",
-		"	return s.cur.Floor()",
 	},
 	{
 		"a topic is trimmed by its last subscription", "pkg/subscription",
