@@ -112,12 +112,12 @@ func (st *servedTopic) await() error {
 			break
 		}
 	}
-	if s.ctx.Err() != nil || s.closed {
-		return nil // whoever ended it drops the topic
+	var lost error
+	if s.ctx.Err() == nil && !s.closed { // else whoever ended it drops the topic
+		lost = st.log.Err()
+		s.drop(st)
 	}
-	err := st.log.Err()
-	s.drop(st)
-	return err //nolint:wrapcheck // it says what was lost
+	return lost //nolint:wrapcheck // it says what was lost
 }
 
 // delete carries the deletion of a topic out, as far as it gets.

@@ -155,10 +155,6 @@ var plants = []plant{
 		"			return Quarantine\n", "			return Delete\n",
 	},
 	{
-		"another cluster's etcd is believed", "pkg/bookie",
-		"	if cluster.UUID != c.me.Cluster {", "	if false {",
-	},
-	{
 		"a closed ledger is deleted where it is placed", "pkg/bookie",
 		"	case l.State != meta.LedgerClosed || holds(l, me) || !here.Stored:", "	case l.State != meta.LedgerClosed || !here.Stored:",
 	},
@@ -217,11 +213,6 @@ var plants = []plant{
 	{
 		"etcd's going back is not noticed", "pkg/bookie",
 		"	if rev < r.seen.highest && r.seen.back == 0 {", "	if false {",
-	},
-	{
-		"a topic is opened by what a late watch has told", "pkg/meta",
-		"	now, err := s.GetTopic(ctx, t.Name)\n	switch {\n	case err != nil:\n		return err\n	case now.UUID != t.UUID:\n		return",
-		"	now, err := t, error(nil)\n	switch {\n	case err != nil:\n		return err\n	case now.UUID != t.UUID:\n		return",
 	},
 	{
 		"the state of a topic outlives it", "pkg/subscription",
