@@ -35,7 +35,7 @@ var plants = []plant{
 	{
 		"an entry is denied before the fence is on disk", "integration/sim",
 		"	if !r.Recovery {\n		answer()\n		return\n	}\n",
-		"	if !r.Recovery || !b.has(r.Ledger, r.First, b.w.ghost.bodies[entryKey{r.Ledger, r.First}]) {\n" +
+		"	if _, err := b.store.Read(context.Background(), bookiewire.Read{Ledger: r.Ledger, First: r.First, MaxEntries: 1, MaxBytes: 1}); !r.Recovery || err != nil {\n" +
 			"		if r.Recovery {\n			b.store.Fence(bookiewire.Fence{Ledger: r.Ledger, Term: r.Term}, func(bookiewire.FenceReply, error) {})\n		}\n" +
 			"		answer()\n		return\n	}\n",
 	},
