@@ -377,6 +377,9 @@ func (w *world) produce(tp *topic) {
 
 // weather makes some stretches of a long run calm: little work, few faults.
 func (w *world) weather() {
+	if w.healed {
+		return
+	}
 	w.calm = !w.calm
 	span := w.between(time.Second, 8*time.Second)
 	if w.calm {
