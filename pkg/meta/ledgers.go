@@ -214,7 +214,8 @@ func (s *Store) AddIntent(ctx context.Context, id entry.LedgerID, intent Replica
 	})
 }
 
-// DropIntent ends an intent without a swap. An intent that is gone already is no error.
+// DropIntent ends an intent without a swap. An intent that is gone already is no error. One of a ledger that is being deleted
+// stays: its target may hold copies, and confirms the deletion as others do.
 func (s *Store) DropIntent(ctx context.Context, id entry.LedgerID, target entry.StorageUUID, fragment entry.EntryID) (Ledger, error) {
 	l, err := s.GetLedger(ctx, id)
 	if err != nil {
@@ -222,7 +223,7 @@ func (s *Store) DropIntent(ctx context.Context, id entry.LedgerID, target entry.
 	}
 	return s.changeLedger(ctx, "drop replica intent", nil, l, func(cur Ledger) (Ledger, error) {
 		rest := withoutIntent(cur.Pending, target, fragment)
-		if len(rest) == len(cur.Pending) {
+		if len(rest) == len(cur.Pending) || cur.State == LedgerDeleting {
 			return cur, errUnchanged
 		}
 		cur.Pending = rest

@@ -97,6 +97,33 @@ func TestLifeOfAChain(t *testing.T) {
 	}
 }
 
+// A repair's target holds copies of a ledger that is being deleted, and confirms like others: an intent that ended then would
+// take its ledger from it, and, were it the last one, leave the record without anybody whose word makes a tombstone of it.
+func TestIntentsOfDeletedLedgersStay(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	c, l := f.open()
+	c, l, err := f.CloseLedger(ctx, f.guard, c, closing(c, l, 4))
+	check(t, err)
+	_, err = f.AddIntent(ctx, l.ID, meta.ReplicaIntent{Target: storage(7)})
+	check(t, err)
+	_, err = f.DeleteLedger(ctx, f.guard, c, l.ID)
+	check(t, err)
+	for n := byte(1); n <= 3; n++ {
+		check(t, f.ConfirmDeleted(ctx, l.ID, storage(n)))
+	}
+	_, err = f.DropIntent(ctx, l.ID, storage(7), 0)
+	check(t, err)
+	if on, err := f.LedgersOn(ctx, storage(7)); err != nil || !slices.Contains(on, l.ID) {
+		t.Fatalf("the target holds %v, error %v", on, err)
+	}
+	check(t, f.ConfirmDeleted(ctx, l.ID, storage(7)))
+	if gone, err := f.GetLedger(ctx, l.ID); err != nil || len(gone.Fragments) != 0 {
+		t.Fatalf("all have confirmed, and the record is %+v, error %v", gone, err)
+	}
+}
+
 // Each guard of each transition, refused.
 func TestGuards(t *testing.T) {
 	t.Parallel()
