@@ -28,6 +28,8 @@
 // connections to them (in order, answered or broken as a whole), and etcd, by the model in etcdmodel, which a test
 // compares with the real one.
 //
+// Repairs are the simulation's, of the product's transactions, reader and adds (repairer.go, repair.go).
+//
 // The ghost holds each word against all that was said before: what a bookie acknowledged, denied or fenced, what a writer
 // confirmed, what readers were served, how records may change. The numbers of its checks are listed in docs/testing.md.
 // After the faults everything is healed: each topic must be served again within 30 simulated seconds, or go on delivering what

@@ -330,5 +330,6 @@ func (w *world) healFaults() {
 			k.bootAgain()
 		}
 	}
+	w.healRepairers()
 	w.etcd.back()
 }

@@ -65,6 +65,7 @@ func (w *world) finale() {
 	if len(w.closed) < len(w.topics) {
 		w.fail("I16", subject{}, "a topic is not closed within %v", healWithin)
 	}
+	w.endRepairs()
 	w.run(w.now+2*time.Second, w.failed) // what is under way comes to its end
 	for _, tp := range w.topics {
 		if w.failed() {
@@ -305,7 +306,7 @@ func (w *world) checkClosed(run meta.Run) bool {
 // onDisk reads an entry from each disk of its write set: at least as many as must have it do, but for those that are gone.
 func (w *world) onDisk(l meta.Ledger, e entry.EntryID) bool {
 	f, body := ledger.FragmentOf(l.Fragments, e), w.ghost.bodies[entryKey{l.ID, e}].whole
-	copies, gone := 0, 0
+	copies, gone, lost := 0, 0, ""
 	quorumOf(l.Replication, f.Slots).WriteSet(e).Each(func(i int) {
 		b := w.bookieOf(f.Slots[i].UUID)
 		switch {
@@ -315,8 +316,14 @@ func (w *world) onDisk(l meta.Ledger, e entry.EntryID) bool {
 			copies++
 		case b.rotten:
 			gone++
+		case b.store != nil && w.ghost.keeps(b.uuid, entryKey{l.ID, e}):
+			lost = b.name
 		}
 	})
+	if lost != "" {
+		w.fail("10", entrySubject(l.ID, e), "%s acknowledged %d:%d, and does not have it in the end", lost, l.ID, e)
+		return false
+	}
 	if copies < l.AckQuorum-min(gone, w.harmed) || copies == 0 {
 		w.fail("I1", entrySubject(l.ID, e), "%d:%d lies on %d disks of %s, %d are gone", l.ID, e, copies, w.fragments([]meta.Fragment{f}), gone)
 		return false

@@ -62,7 +62,7 @@ func TestSeed(t *testing.T) {
 	if *seeds == 0 { // what happens in none of them is checked by none of them
 		for what, n := range map[string]int{
 			"appends stored": total.Appends[1], "appends of unknown outcome": total.Appends[3], "ledgers closed": total.Closed,
-			"ledgers trimmed": total.Trimmed, "ledgers deleted from disks": total.Deleted, "topics deleted": total.Deletions, "compactions": total.Compactions,
+			"ledgers trimmed": total.Trimmed, "ledgers deleted from disks": total.Deleted, "topics deleted": total.Deletions, "compactions": total.Compactions, "swaps by repairs": total.Swaps,
 			"starts": total.Boots, "entries checked after starts": total.Checked, "entries served": total.Served,
 		} {
 			if n == 0 {
@@ -71,8 +71,8 @@ func TestSeed(t *testing.T) {
 		}
 	}
 	took, cpu := time.Since(o.began), cpuTime()-o.cpuBegan
-	t.Logf("%d seeds, %d fail: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d deleted from disks, %d topics deleted, %d compactions, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
-		n, o.failed, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Deleted, total.Deletions, total.Compactions, total.Boots, total.Checked, total.Served,
+	t.Logf("%d seeds, %d fail: %.0f simulated s, %d events, appends %d (stored %d, not written %d, unknown %d), %d ledgers closed, %d trimmed, %d deleted from disks, %d topics deleted, %d compactions, %d swaps, %d boots, %d entries checked after them, %d served; %.3f s a seed, %.3f core-s, %.2f of them per simulated half hour",
+		n, o.failed, total.Simulated.Seconds(), total.Events, total.Appends[0], total.Appends[1], total.Appends[2], total.Appends[3], total.Closed, total.Trimmed, total.Deleted, total.Deletions, total.Compactions, total.Swaps, total.Boots, total.Checked, total.Served,
 		took.Seconds()/float64(n), cpu.Seconds()/float64(n), cpu.Seconds()/total.Simulated.Hours()/2)
 }
 
@@ -135,6 +135,7 @@ func (o *outing) ran(t *testing.T, seed uint64, r sim.Result, err error) {
 	total.Deleted += r.Deleted
 	total.Deletions += r.Deletions
 	total.Compactions += r.Compactions
+	total.Swaps += r.Swaps
 	for i, v := range r.Appends {
 		total.Appends[i] += v
 	}
@@ -173,7 +174,7 @@ func TestMain(m *testing.M) {
 func runSeed(t *testing.T, seed uint64) {
 	t.Helper()
 	r, err := sim.Run(options(seed))
-	t.Logf("%s: %x, %v simulated, %d events, appends %v, %d ledgers, %d boots", r.Shape, r.Sum[:8], r.Simulated, r.Events, r.Appends, r.Closed, r.Boots)
+	t.Logf("%s: %x, %v simulated, %d events, appends %v, %d ledgers, %d boots, %d swaps", r.Shape, r.Sum[:8], r.Simulated, r.Events, r.Appends, r.Closed, r.Boots, r.Swaps)
 	if err != nil {
 		t.Fatal(err)
 	}

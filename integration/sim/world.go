@@ -76,7 +76,9 @@ type Result struct {
 	Trimmed, Compactions int
 	// Deleted ledgers, by bookies from their disks, and Deletions of topics.
 	Deleted, Deletions int
-	Shape              string
+	// Swaps are slots that repairs gave to other disks.
+	Swaps int
+	Shape string
 }
 
 const clusterName = "sim"
@@ -104,21 +106,22 @@ type world struct {
 	trims        bool // topics delete their oldest ledgers
 	calm         bool // little happens at the moment
 
-	etcd    *etcd
-	net     *network
-	brokers []*broker
-	bookies []*bookieProcess
-	topics  []*topic
-	names   map[entry.StorageUUID]string
-	disks   int
-	harmed  int // disks that were wiped, or are rotten
-	checker *meta.Store
-	ghost   *ghost
-	numbers uint64
-	tally   [4]int
-	closes  int
-	cluster entry.UUID    // its record's
-	scarce  time.Duration // until then too few bookies take new ledgers
+	etcd      *etcd
+	net       *network
+	brokers   []*broker
+	bookies   []*bookieProcess
+	repairers []*repairer
+	topics    []*topic
+	names     map[entry.StorageUUID]string
+	disks     int
+	harmed    int // disks that were wiped, or are rotten
+	checker   *meta.Store
+	ghost     *ghost
+	numbers   uint64
+	tally     [4]int
+	closes    int
+	cluster   entry.UUID    // its record's
+	scarce    time.Duration // until then too few bookies take new ledgers
 	// compactions that did something, and ledgers deleted from topics.
 	compactions, trimmed int
 	deleted              int // ledgers from disks
@@ -207,6 +210,7 @@ func newWorld(opt Options) *world {
 		w.brokers = append(w.brokers, b)
 		b.boot()
 	}
+	w.addRepairers()
 	return w
 }
 
@@ -295,7 +299,7 @@ func Run(opt Options) (res Result, failure error) {
 	w.playAndEnd()
 	res = Result{
 		Simulated: w.now, Events: w.steps, Appends: w.tally, Closed: w.closes, Boots: w.ghost.boots, Checked: w.ghost.checked,
-		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Deleted: w.deleted, Deletions: w.deletions, Compactions: w.compactions,
+		Served: w.served, Shape: w.shape(), Trimmed: w.trimmed, Deleted: w.deleted, Deletions: w.deletions, Compactions: w.compactions, Swaps: w.ghost.swaps,
 	}
 	copy(res.Sum[:], w.sum.Sum(nil))
 	if w.failure == nil {
@@ -328,6 +332,9 @@ func (w *world) playAndEnd() {
 		}
 		for _, b := range w.bookies {
 			b.kill()
+		}
+		for _, r := range w.repairers {
+			r.kill()
 		}
 		for _, idle := range w.workers {
 			idle.stop()

@@ -311,4 +311,20 @@ var plants = []plant{
 		"a subscription of before goes on changing the log", "pkg/subscription",
 		"	case s.ended:\n		return fmt.Errorf(", "	case false:\n		return fmt.Errorf(",
 	},
+	{
+		"a replica is swapped before its copies are there", "integration/sim",
+		"	if len(entries) == 0 {\n		return nil\n	}\n	if _, err := x.sched", "	if w := x.w; w != nil {\n		return nil\n	}\n	if _, err := x.sched",
+	},
+	{
+		"garbage collection does not look at intents", "pkg/bookie",
+		"		if intent.Target == me {\n			return true", "		if intent.Target == me {\n			return false",
+	},
+	{
+		"a swap does not need its intent", "pkg/meta",
+		"		if !slices.ContainsFunc(cur.Pending,", "		if false && !slices.ContainsFunc(cur.Pending,",
+	},
+	{
+		"a repair does not send what is there", "integration/sim",
+		"		x.client.Add(x.target.UUID, add,", "		if b := x.w.bookieOf(x.target.UUID); b != nil && b.has(l.ID, e.ID, e.Body) {\n			if left--; left == 0 {\n				close(done)\n			}\n			continue\n		}\n		x.client.Add(x.target.UUID, add,",
+	},
 }
