@@ -114,14 +114,30 @@ func (p *producerState) leave(b *pending) {
 	}
 }
 
+// top is the highest sequence that is stored or under way, if any is.
+func (p *producerState) top() (sequence, bool) {
+	if under := p.inflight(); len(under) > 0 {
+		return under[len(under)-1].last, true
+	}
+	return p.stored, p.any
+}
+
+// beyond is the lowest sequence id of which something is neither stored nor under way.
+func (p *producerState) beyond() uint64 {
+	top, has := p.top()
+	if has && top.chunk == whole {
+		return top.id + 1
+	}
+	return top.id
+}
+
 // judge decides about a batch of sequences first … last. With verdictInFlight, the batch that carries it.
 func (p *producerState) judge(first uint64, last sequence) (verdict, *pending) {
 	if p.any && !last.after(p.stored) {
 		return verdictStored, nil
 	}
-	top, has := p.stored, p.any
+	top, has := p.top()
 	if under := p.inflight(); len(under) > 0 {
-		top, has = under[len(under)-1].last, true
 		if !last.after(top) {
 			i := sort.Search(len(under), func(i int) bool { return !last.after(under[i].last) })
 			return verdictInFlight, under[i]

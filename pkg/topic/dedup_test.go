@@ -43,13 +43,18 @@ func TestDuplicates(t *testing.T) {
 	if _, err := trySend(t, p, batch(t, "p", 4, 2)); !errors.Is(err, topic.ErrSequenceOverlap) {
 		t.Fatal(err)
 	}
+	// What was new in one that was not must not be taken for a duplicate when it comes again.
+	if _, err := trySend(t, p, batch(t, "p", 10, 1)); !errors.Is(err, topic.ErrSequenceGap) {
+		t.Fatal(err)
+	}
+	check(t, send(t, p, batch(t, "p", 5, 1)).wait(t).err)
 	// Sequences may have gaps.
 	check(t, send(t, p, batch(t, "p", 10, 1)).wait(t).err)
 	// Another producer's sequences are its own; one without deduplication may repeat itself.
 	q := producer(t, tp, "q", false)
 	check(t, send(t, q, batch(t, "q", 0, 1)).wait(t).err)
 	check(t, send(t, q, batch(t, "q", 0, 1)).wait(t).err)
-	want := append(sequence("p", 0, 4), "p/10", "q/0", "q/0")
+	want := append(sequence("p", 0, 5), "p/10", "q/0", "q/0")
 	if got := values(t, tp, 0); !slices.Equal(got, want) {
 		t.Fatalf("stored %v", got)
 	}
@@ -481,6 +486,9 @@ func TestAGapEndsWithTheBatchThatIsMissing(t *testing.T) {
 	f.budget.Release(1 << 20)
 	if s := send(t, p, batch(t, "p", 1, 1)).wait(t); !s.Duplicate {
 		t.Fatalf("%+v", s)
+	}
+	if _, err := trySend(t, p, batch(t, "p", 2, 2)); !errors.Is(err, topic.ErrSequenceOverlap) {
+		t.Fatalf("cut otherwise: %v", err)
 	}
 	if _, err := trySend(t, p, batch(t, "p", 4, 1)); !errors.Is(err, topic.ErrSequenceGap) {
 		t.Fatalf("over the gap: %v", err)

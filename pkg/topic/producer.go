@@ -332,6 +332,7 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 		t.mu.Unlock()
 		return false, fmt.Errorf("append batch of sequences %d to %d: %w", env.FirstSeq, env.LastSeq, err)
 	}
+	gap := p.gap
 	if env.LastSeq >= p.gapAt {
 		p.gap = false
 	}
@@ -357,6 +358,8 @@ func (p *Producer) append(env *frame.Envelope, body []byte, b Batch) (taken bool
 			t.env.Metrics.duplicate()
 			return false, nil
 		case verdictOverlap:
+			p.gap = gap
+			p.missing(p.state.beyond()) // what of it is new
 			t.mu.Unlock()
 			return false, fmt.Errorf("append batch of sequences %d to %d: %w", env.FirstSeq, env.LastSeq, ErrSequenceOverlap)
 		}
