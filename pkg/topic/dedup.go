@@ -300,6 +300,10 @@ const (
 func (d *dedup) snapshot(at entry.Offset) []Record {
 	var out []Record
 	for _, name := range d.forgotten {
+		if p := d.producers[name]; p != nil { // it came back before that was written: what is known of it now replaces it
+			p.dirty = true
+			continue
+		}
 		out = append(out, Record{Key: producerKey(name), Delete: true})
 	}
 	d.forgotten = nil

@@ -355,6 +355,48 @@ func TestIdleProducersAreForgotten(t *testing.T) {
 	}
 }
 
+// A producer that comes back before it could be forgotten is not forgotten afterwards: an older incarnation stays out.
+func TestAProducerComesBackWhileItIsForgotten(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	store := newMemStore()
+	clock := newClock(1 << 40)
+	cfg := topic.Config{Snapshots: store, Dedup: topic.DedupConfig{IdleAfter: time.Hour}}
+	open := func() *topic.Topic {
+		tp, err := topic.Open(t.Context(), topic.Env{Chain: f.Env(), Sched: clock}, f.Takeover(), logID, cfg)
+		check(t, err)
+		t.Cleanup(tp.Shutdown)
+		return tp
+	}
+	tp := open()
+	old := producer(t, tp, "p", true)
+	check(t, send(t, old, batch(t, "p", 7, 1)).wait(t).err)
+	check(t, tp.Snapshot(t.Context()))
+	tp.Shutdown()
+	tp = open()
+	producer(t, tp, "other", true)
+	clock.Add(2 * time.Hour)
+	away := errors.New("away")
+	store.set(away, 0)
+	if err := tp.Snapshot(t.Context()); !errors.Is(err, away) {
+		t.Fatal(err)
+	}
+	store.set(nil, 0)
+	fresh := producer(t, tp, "p", true)
+	if fresh.LastSequence() != -1 {
+		t.Fatalf("last sequence %d of a producer that was forgotten", fresh.LastSequence())
+	}
+	check(t, tp.Snapshot(t.Context()))
+	tp.Shutdown()
+	tp = open()
+	if _, err := tp.OpenProducer(t.Context(), "p", old.Epoch(), true); !errors.Is(err, topic.ErrProducerFenced) {
+		t.Fatalf("the older incarnation at the next owner: %v", err)
+	}
+	again, err := tp.OpenProducer(t.Context(), "p", fresh.Epoch(), true)
+	check(t, err)
+	check(t, send(t, again, batch(t, "p", 0, 1)).wait(t).err)
+}
+
 // An owner whose clock is ahead does not take producers for idle.
 func TestAClockAheadForgetsNoProducer(t *testing.T) {
 	t.Parallel()
