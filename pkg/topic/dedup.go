@@ -51,6 +51,9 @@ type producerState struct {
 	anyFull  bool
 	fullFrom uint64
 	full     sequence
+	// weak is the newest batch handed to the chain that is done with less than all its copies.
+	anyWeak bool
+	weak    sequence
 
 	lastTime int64  // broker time of what was stored last, or of when the newest was let in, Unix milliseconds
 	asks     []asks // of the newest incarnations, as far as this owner let them in
@@ -83,6 +86,9 @@ func (p *producerState) idle() bool { return p.open == 0 && len(p.inflight()) ==
 
 // enter puts a batch on the producer's list, leave takes it off: the oldest mostly.
 func (p *producerState) enter(b *pending) {
+	if b.level != ledger.AckAll {
+		p.anyWeak, p.weak = true, b.last
+	}
 	if p.head > 32 && p.head > len(p.queue)/2 {
 		n := copy(p.queue, p.queue[p.head:])
 		clear(p.queue[n:])
@@ -164,7 +170,7 @@ func (p *producerState) settleCopies(b *pending, err error) {
 	switch {
 	case b.level != ledger.AckAll || err != nil:
 		p.anyFull = false
-	case !p.anyFull:
+	case !p.anyFull, p.anyWeak && p.weak.after(p.full): // one of another level may lie between, done before those that wait
 		p.anyFull, p.fullFrom, p.full = true, b.first, b.last
 	default:
 		p.full = b.last

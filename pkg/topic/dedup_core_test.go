@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
+	"github.com/penstock-mq/penstock/pkg/ledger"
 )
 
 func TestChunksOfOneMessageHaveAnOrder(t *testing.T) {
@@ -30,6 +31,31 @@ func TestChunksOfOneMessageHaveAnOrder(t *testing.T) {
 	judge(verdictStored, 4, 0, 0)
 	judge(verdictStore, 5, 0, 2)
 	judge(verdictStored, 3, 0, 0)
+}
+
+// A batch between two that have all their copies, which did not wait for its own and was done before them, may lack some.
+func TestCopiesOfWhatDidNotWaitForThemAreUnknown(t *testing.T) {
+	t.Parallel()
+	p := newDedup().get("p")
+	one := func(seq uint64, level ledger.AckLevel) *pending {
+		b := &pending{first: seq, last: sequenceOf(seq, 0, 0), level: level}
+		p.enter(b)
+		return b
+	}
+	before, weak, after, later := one(4, ledger.AckAll), one(5, ledger.AckQuorum), one(6, ledger.AckAll), one(7, ledger.AckAll)
+	for _, b := range []*pending{before, weak, after, later} {
+		p.confirm(1, b.last, 0)
+		p.leave(b)
+		p.awaitCopies(b)
+	}
+	for _, b := range []*pending{weak, before, after, later} {
+		p.settleCopies(b, nil)
+	}
+	for _, b := range []*pending{weak, after, later} {
+		if waits, full := p.copies(b.first, b.last); waits != nil || full != (b != weak) {
+			t.Errorf("batch %d: all copies %v", b.first, full)
+		}
+	}
 }
 
 // A producer that pipelines, loses answers and sends everything again from a point of its choice: whatever is in flight,
