@@ -25,7 +25,8 @@ type Message struct {
 	EventTime time.Time
 	// SequenceID, when not 0, numbers the message instead of the producer. It must grow from message to
 	// message of one partition. With deduplication, an application that derives it from its source can
-	// publish again after a crash and have each message stored once.
+	// publish again after a crash and have each message stored once. What is below the highest id stored counts as
+	// stored: a message that failed for certain must be published again before any with a higher id, or never under its own.
 	SequenceID uint64
 }
 

@@ -38,6 +38,10 @@ type window struct {
 	next      uint64 // next sequence id
 	allCopies bool   // that a message is stored is not enough: its batch is sent again, and the broker asked
 	stored    int64  // last sequence id that the broker said it has stored, with dedup; -1 is none
+	// doubtful are the application's own sequence ids of messages that failed, with dedup: that the broker has stored
+	// higher ones says nothing of them. redeemed are those that turned out to be stored.
+	doubtful, redeemed rangeSet
+
 	connected bool
 	hold      bool // a batch failed for now
 	retryAt   time.Time
@@ -99,6 +103,9 @@ type batch struct {
 // errCopiesUnknown is about a message that was stored before, by somebody who did not wait for all copies, or by this
 // producer's earlier life.
 var errCopiesUnknown = errors.New("it is stored already, and may not be on all disks")
+
+// errPassed is about a message that failed before and comes again when later ones were sent.
+var errPassed = errors.New("it failed before, and higher sequence ids were sent since: whether it is stored cannot be told any more, and it will not be from now on")
 
 func newWindow(topic string, b Batching, dedup bool) window {
 	return window{topic: topic, batching: b, dedup: dedup, stored: -1}
@@ -221,6 +228,10 @@ func (w *window) numberExplicit(b *batch, at int) {
 		r := b.receipts[0]
 		b.receipts = b.receipts[1:]
 		switch id := r.msg.SequenceID; {
+		case w.redeemed.contains(entry.Offset(id)):
+			w.settle(b, outcome{receipt: r, duplicate: true})
+		case w.doubtful.contains(entry.Offset(id)):
+			w.settle(b, outcome{receipt: r, err: &Error{Code: CodeOutcomeUnknown, Op: "publish", Topic: w.topic, Err: errPassed}})
 		case w.dedup && w.stored >= 0 && id <= uint64(w.stored) && w.allCopies:
 			w.settle(b, outcome{receipt: r, err: &Error{Code: CodeOutcomeUnknown, Op: "publish", Topic: w.topic, Err: errCopiesUnknown}})
 		case w.dedup && w.stored >= 0 && id <= uint64(w.stored):
@@ -275,19 +286,59 @@ func (w *window) opened(stored int64) {
 			continue
 		}
 		w.settleAll(b, outcome{duplicate: true})
+		w.certain(b)
 		w.finish(i)
 	}
 }
 
-// broken says that the stream is gone. What it had is unsent again; what nobody waits for any more is dropped.
+// kept tells that a batch stays in the window: somebody waits for it, or it has sequence ids of the application's and
+// may be stored only before what has higher ones. Otherwise the application, which does not know its outcome and publishes
+// it again, would be told that it is a duplicate.
+func (w *window) kept(b *batch) bool { return b.live > 0 || w.dedup && b.explicit && b.numbered }
+
+// maxDoubtful bounds the ranges of doubtful ids. Beyond it, what lies between the lowest two is taken for doubtful, too;
+// and of redeemed ones, the lowest are doubtful again.
+const maxDoubtful = 10_000
+
+// doubt notes that a message has failed.
+func (w *window) doubt(r *Receipt) {
+	if !w.dedup || r.msg.SequenceID == 0 {
+		return
+	}
+	w.doubtful.add(entry.Offset(r.msg.SequenceID))
+	if all := w.doubtful.ranges; len(all) > maxDoubtful {
+		all[1].first = all[0].first
+		w.doubtful.ranges = slices.Delete(all, 0, 1)
+	}
+}
+
+// certain notes that a batch is stored.
+func (w *window) certain(b *batch) {
+	if w.doubtful.empty() || !b.explicit {
+		return
+	}
+	for id := b.first; id <= b.last; id++ {
+		if w.doubtful.remove(entry.Offset(id)) {
+			w.redeemed.add(entry.Offset(id))
+		}
+	}
+	if all := w.redeemed.ranges; len(all) > maxDoubtful {
+		for id := all[0].first; id <= all[0].last; id++ {
+			w.doubtful.add(id)
+		}
+		w.redeemed.ranges = slices.Delete(all, 0, 1)
+	}
+}
+
+// broken says that the stream is gone. What it had is unsent again; what nobody waits for any more is dropped, if it may be.
 func (w *window) broken() {
 	w.connected, w.hold, w.sent = false, false, 0
 	for i := 0; i < len(w.queue); {
 		w.queue[i].failed = false
-		if w.queue[i].live == 0 {
-			w.finish(i)
-		} else {
+		if w.kept(w.queue[i]) {
 			i++
+		} else {
+			w.finish(i)
 		}
 	}
 }
@@ -317,6 +368,7 @@ func (w *window) receipt(first uint64, offset entry.Offset, position entry.Posit
 		}
 		w.settle(b, o)
 	}
+	w.certain(b)
 	w.finish(i)
 	return true
 }
@@ -348,6 +400,9 @@ func (w *window) refused(first uint64, err *Error, retryAt time.Time) bool {
 		w.hold = true
 		return true
 	}
+	for _, r := range b.receipts {
+		w.doubt(r)
+	}
 	w.settleAll(b, outcome{err: err})
 	w.finish(i)
 	return true
@@ -355,12 +410,12 @@ func (w *window) refused(first uint64, err *Error, retryAt time.Time) bool {
 
 // expire says that a context ended: every message published with it gets its outcome. One that was never sent
 // leaves its batch; a batch that nobody waits for leaves the window, unless the current stream has it and may
-// still answer.
+// still answer, or its sequence ids keep it.
 func (w *window) expire(done <-chan struct{}, cause error) {
 	for i := 0; i < len(w.queue); {
 		b := w.queue[i]
 		w.expireIn(b, done, cause)
-		if b.live == 0 && i >= w.sent {
+		if !w.kept(b) && i >= w.sent {
 			w.finish(i)
 		} else {
 			i++
@@ -384,6 +439,7 @@ func (w *window) expireIn(b *batch, done <-chan struct{}, cause error) {
 			w.late = append(w.late, lateExpiry{done, cause})
 			return
 		}
+		w.doubt(r)
 		if b.numbered {
 			w.settle(b, outcome{receipt: r, err: unknownOutcome("publish", w.topic, cause)})
 			continue

@@ -315,6 +315,164 @@ func TestOwnSequenceIDs(t *testing.T) {
 	}
 }
 
+// TestWhatFailedIsNoDuplicate: that the broker has stored higher sequence ids than that of a message which failed does not
+// say that it has stored that one, and a batch that may be stored is, or is not, before higher ones are sent.
+func TestWhatFailedIsNoDuplicate(t *testing.T) {
+	t.Parallel()
+	s := newWindowScript(t, Batching{MaxMessages: 1, MaxBytes: 1, MaxDelay: 1}, true)
+	s.w.opened(-1)
+	ctx, cancel := context.WithCancel(t.Context())
+	first := s.add(ctx, 5)
+	s.add(t.Context(), 6)
+	s.expect(s.step(), "5-5 6-6")
+	cancel()
+	s.w.expire(ctx.Done(), ctx.Err())
+	s.w.broken() // the broker has got neither
+	again := s.add(t.Context(), 5)
+	s.w.opened(-1)
+	s.expect(s.step(), "5-5 6-6")
+	for _, r := range []*Receipt{first, again} {
+		if o := s.out[r]; o == nil || !OutcomeUnknown(o.err) {
+			t.Fatalf("%+v", o)
+		}
+	}
+	s.w.receipt(5, 0, entry.Position{}, false)
+	again = s.add(t.Context(), 5)
+	s.w.receipt(6, 1, entry.Position{}, false)
+	s.expect(s.step(), "")
+	if o := s.out[again]; o == nil || !o.duplicate {
+		t.Fatalf("it is stored: %+v", o)
+	}
+
+	// What is refused for good lets the next ones by, and what was never sent does.
+	refused, late := s.add(t.Context(), 7), s.add(t.Context(), 9)
+	ctx, cancel = context.WithCancel(t.Context())
+	s.expect(s.step(), "7-7 9-9")
+	unsent := s.add(ctx, 10)
+	last := s.add(t.Context(), 11)
+	cancel()
+	s.w.expire(ctx.Done(), ctx.Err())
+	s.w.refused(7, &Error{Code: CodeBacklogExceeded}, time.Time{})
+	s.w.broken()
+	s.w.opened(9)
+	s.expect(s.step(), "11-11")
+	s.w.receipt(11, 2, entry.Position{}, false)
+	s.w.broken()
+	s.w.opened(11)
+	if o := s.out[late]; o == nil || !o.duplicate || s.out[refused].err == nil || s.out[unsent].err == nil {
+		t.Fatalf("%+v", o)
+	}
+	for _, id := range []uint64{7, 9, 10, 11} {
+		r := s.add(t.Context(), id)
+		s.expect(s.step(), "")
+		if o := s.out[r]; o == nil || o.duplicate != (id == 9 || id == 11) || OutcomeUnknown(o.err) == o.duplicate {
+			t.Errorf("sequence id %d again: %+v", id, o)
+		}
+	}
+	if o := s.out[last]; o == nil || o.err != nil {
+		t.Fatalf("%+v", o)
+	}
+}
+
+// TestOwnSequenceIDsModel publishes messages by its own sequence ids, and those whose outcome was not good once more, to a
+// broker that answers, breaks off and refuses as it pleases: who is told that a message is stored is told the truth.
+func TestOwnSequenceIDsModel(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		s := newWindowScript(t, Batching{MaxMessages: 3, MaxBytes: 1 << 20, MaxDelay: 2 * time.Millisecond}, true)
+		type life struct {
+			context.Context
+			end context.CancelFunc
+		}
+		lives := make([]life, 8)
+		for i := range lives {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			lives[i] = life{ctx, cancel}
+		}
+		stored := map[uint64]bool{}
+		var wire []*batch
+		var next uint64
+		var published []uint64
+		last, gap, connected := int64(-1), int64(-1), false
+		store := func(b *batch) {
+			if int64(b.last) > last {
+				for id := b.first; id <= b.last; id++ {
+					stored[id] = true
+				}
+			}
+			last = max(last, int64(b.last))
+		}
+		for range rapid.IntRange(1, 200).Draw(rt, "events") {
+			switch rapid.SampledFrom([]string{"add", "add", "again", "again", "step", "step", "answer", "answer", "refuse", "break", "open", "open", "expire", "time"}).Draw(rt, "event") {
+			case "add":
+				next += rapid.SampledFrom([]uint64{1, 1, 1, 2}).Draw(rt, "by")
+				published = append(published, next)
+				s.add(lives[0], next)
+			case "again":
+				if next > 0 {
+					s.add(lives[0], rapid.SampledFrom(published).Draw(rt, "id"))
+				}
+			case "step":
+				if b, _ := s.w.step(s.now); b != nil {
+					if b.frame == nil {
+						s.w.encoded(b, []byte("frame"))
+					}
+					wire = append(wire, b)
+				}
+			case "answer", "refuse":
+				if len(wire) == 0 {
+					continue
+				}
+				b := wire[0]
+				wire = wire[1:]
+				switch refuse := rapid.SampledFrom([]string{"", "", "now", "always"}).Draw(rt, "refuse"); {
+				case gap >= 0 && int64(b.first) > gap, refuse == "now":
+					if gap < 0 || int64(b.first) < gap {
+						gap = int64(b.first)
+					}
+					s.w.refused(b.first, unavailable(), s.now)
+				case refuse == "always" && int64(b.last) > last:
+					s.w.refused(b.first, &Error{Code: CodeBacklogExceeded}, time.Time{})
+				default:
+					gap = -1
+					duplicate := int64(b.last) <= last
+					store(b)
+					s.w.receipt(b.first, 0, entry.Position{}, duplicate)
+				}
+			case "break":
+				for _, b := range wire {
+					if gap >= 0 || rapid.Bool().Draw(rt, "lost") {
+						break
+					}
+					store(b)
+				}
+				wire, connected, gap = nil, false, -1
+				s.w.broken()
+			case "open":
+				if !connected {
+					connected = true
+					s.w.opened(last)
+				}
+			case "expire":
+				if len(lives) > 1 {
+					lives[0].end()
+					s.w.expire(lives[0].Done(), context.Canceled)
+					lives = lives[1:]
+				}
+			case "time":
+				s.now = s.now.Add(time.Millisecond)
+			}
+			s.collect()
+			for r, o := range s.out {
+				if o.err == nil && !stored[r.msg.SequenceID] {
+					rt.Fatalf("message %d is told to be stored (duplicate %v)", r.msg.SequenceID, o.duplicate)
+				}
+			}
+		}
+	})
+}
+
 // TestAbort: what was sent has an unknown outcome, the rest a certain one.
 func TestAbort(t *testing.T) {
 	t.Parallel()
