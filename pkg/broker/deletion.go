@@ -126,6 +126,9 @@ func (b *Broker) finishDeletion(ctx context.Context, record meta.Topic) error {
 		if err != nil {
 			return err
 		}
+		if t.record.UUID != record.UUID {
+			continue // what is known of the deletion is late: that one is gone, and another has its name
+		}
 		if err := t.delete(ctx); err != nil {
 			return err
 		}
@@ -180,8 +183,8 @@ func (b *Broker) finishNamespace(ctx context.Context, ns meta.Namespace) error {
 		}
 	}
 	err := b.deps.Meta.DeleteNamespace(ctx, ns.Name)
-	if errors.Is(err, meta.ErrNotEmpty) || errors.Is(err, meta.ErrNotFound) {
-		return nil // other owners have bundles left, or were faster
+	if errors.Is(err, meta.ErrNotEmpty) || errors.Is(err, meta.ErrNotFound) || errors.Is(err, meta.ErrConflict) {
+		return nil // other owners have bundles left, or were faster, and it may have been created anew since
 	}
 	return err //nolint:wrapcheck // it names the namespace
 }

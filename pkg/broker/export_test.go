@@ -6,6 +6,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/subscription"
 )
 
@@ -15,6 +16,15 @@ type quiet struct{}
 func (quiet) Send([]dispatch.Delivery) {}
 func (quiet) Active(bool)              {}
 func (quiet) Stop(error)               {}
+
+// Record returns a topic's record, and FinishDeletion does what a broker does that knows it to be deleted.
+func (n *Node) Record(ctx context.Context, topic string) (meta.Topic, error) {
+	return n.broker.deps.Meta.GetTopic(ctx, topic)
+}
+
+func (n *Node) FinishDeletion(ctx context.Context, record meta.Topic) error {
+	return n.broker.finishDeletion(ctx, record)
+}
 
 // Acker returns a function that acknowledges one offset in the subscription as it is open now, as a consumer's stream
 // does, and waits until that is durable; and one that ends that stream.

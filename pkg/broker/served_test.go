@@ -9,6 +9,7 @@ import (
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/standalone"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
@@ -110,5 +111,48 @@ func TestADeletedTopicIsNotOpenedAgain(t *testing.T) {
 				t.Fatalf("topic %d was opened after another one took its name", i)
 			}
 		}
+	}
+}
+
+// A broker that hears late of the end of a deletion does not delete the topic that was created in the place of the other.
+func TestALateDeletionSparesTheNextTopic(t *testing.T) {
+	t.Parallel()
+	cluster, k := start(t)
+	const name = "public/default/orders"
+	node := cluster.Brokers()[0]
+	publish := func() *client.Producer {
+		p, err := k.Producer(t.Context(), name)
+		if err == nil {
+			_, err = p.Publish(t.Context(), &client.Message{Value: []byte("x")})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := publish()
+	gone, err := node.Record(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Admin().DeleteTopic(t.Context(), &brokerv1.DeleteTopicRequest{Topic: name}); err != nil {
+		t.Fatal(err)
+	}
+	publish()
+	gone.Deleting = true
+	if err := node.FinishDeletion(t.Context(), gone); !errors.Is(err, meta.ErrConflict) {
+		t.Errorf("the deletion of a topic that is gone: %v", err)
+	}
+	r, err := k.Reader(t.Context(), name, client.Earliest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := r.Receive(ctx); err != nil {
+		t.Fatalf("what was stored is not there: %v", err)
 	}
 }

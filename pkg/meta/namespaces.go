@@ -289,11 +289,15 @@ func (s *Store) changeNamespace(ctx context.Context, op, name string, change fun
 		if lastOp == mine {
 			return found, nil
 		}
+		if found.Bundles[0].ID != ns.Bundles[0].ID { // no two namespaces have the same
+			return Namespace{}, fmt.Errorf("%s %q: it was deleted and created anew: %w", op, name, ErrNotFound)
+		}
 		ns = found
 	}
 }
 
-// DeleteNamespace deletes a namespace with its owners and epochs. It returns [ErrNotFound], or [ErrNotEmpty]
+// DeleteNamespace deletes a namespace that is marked deleting, with its owners and epochs. It returns [ErrNotFound],
+// [ErrConflict] for one that is not marked, as one is that was created in the place of another, or [ErrNotEmpty]
 // while it has topics or its bundles have state logs. Its bundle numbers stay used.
 func (s *Store) DeleteNamespace(ctx context.Context, name string) error {
 	const op = "delete namespace"
@@ -302,6 +306,7 @@ func (s *Store) DeleteNamespace(ctx context.Context, name string) error {
 	}
 	var t txn
 	t.compareExists(s.namespaceKey(name))
+	t.compareExists(s.namespaceDeletingKey(name))
 	t.compareEmpty(s.topicsPrefix(name))
 	t.compareEmpty(s.bundleChainsPrefix(name))
 	t.del(s.namespaceKey(name))
@@ -315,8 +320,11 @@ func (s *Store) DeleteNamespace(ctx context.Context, name string) error {
 	if resp.Succeeded {
 		return nil
 	}
-	if t.results(resp)[s.namespaceKey(name)] == nil {
+	switch now := t.results(resp); {
+	case now[s.namespaceKey(name)] == nil:
 		return fmt.Errorf("%s %q: %w", op, name, ErrNotFound)
+	case now[s.namespaceDeletingKey(name)] == nil:
+		return fmt.Errorf("%s %q: it is not marked deleting: %w", op, name, ErrConflict)
 	}
 	return fmt.Errorf("%s %q: it has topics or state logs: %w", op, name, ErrNotEmpty)
 }

@@ -170,7 +170,7 @@ func TestTakingABundleOfADeletedNamespace(t *testing.T) {
 	check(t, f.CreateTenant(ctx, "acme"))
 	ns, err := f.CreateNamespace(ctx, "acme/eu", meta.Policies{}, 1)
 	check(t, err)
-	kv := &between{KVClient: clientv3.RetryKVClient(etcd.Client()), f: func() { check(t, f.DeleteNamespace(ctx, ns.Name)) }}
+	kv := &between{KVClient: clientv3.RetryKVClient(etcd.Client()), f: func() { f.deleteNamespace(ns.Name) }}
 	s := meta.NewOver(kv, sched.Real, f.cluster, nil)
 	if o, err := s.TakeBundle(ctx, ns.Bundles[0].ID, broker("b1"), f.lease, meta.ExpectNone()); !errors.Is(err, meta.ErrNotFound) {
 		t.Fatalf("took %+v, %v", o, err)

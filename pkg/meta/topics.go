@@ -100,7 +100,8 @@ func (s *Store) ListTopics(ctx context.Context, namespace string) ([]Topic, erro
 }
 
 // MarkTopicDeleting makes a topic's deletion final: its owners stop serving it and delete its ledgers, and
-// whoever finds it so may go on with that.
+// whoever finds it so may go on with that. It returns [ErrNotFound] when there is none, or the topic goes meanwhile; one
+// that is created in its place is left alone.
 func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, error) {
 	const op = "mark topic deleting"
 	topic, err := s.GetTopic(ctx, name)
@@ -130,9 +131,14 @@ func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, erro
 		if kv == nil {
 			return Topic{}, fmt.Errorf("%s %q: %w", op, name, ErrNotFound)
 		}
-		if topic, err = decodeTopic(key, name, kv.Value, kv.ModRevision); err != nil {
+		found, err := decodeTopic(key, name, kv.Value, kv.ModRevision)
+		switch {
+		case err != nil:
 			return Topic{}, err
+		case found.UUID != topic.UUID: // an earlier attempt may have marked the other one, which is gone since
+			return Topic{}, fmt.Errorf("%s %q: it was deleted and created anew: %w", op, name, ErrNotFound)
 		}
+		topic = found
 	}
 	return topic, nil
 }

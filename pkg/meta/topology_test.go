@@ -15,6 +15,7 @@ import (
 	metav1 "github.com/penstock-mq/penstock/api/penstock/meta/v1"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Many processes bootstrap one cluster at once: all see one identity, and what short names need is there.
@@ -106,7 +107,7 @@ func TestBundleIDsAreNeverReused(t *testing.T) {
 	if err := f.DeleteTenant(ctx, "acme"); !errors.Is(err, meta.ErrNotEmpty) {
 		t.Fatalf("deleted a tenant with a namespace: %v", err)
 	}
-	check(t, f.DeleteNamespace(ctx, "acme/eu"))
+	f.deleteNamespace("acme/eu")
 	second, err := f.CreateNamespace(ctx, "acme/eu", meta.Policies{}, 4)
 	check(t, err)
 	for _, b := range second.Bundles {
@@ -118,7 +119,7 @@ func TestBundleIDsAreNeverReused(t *testing.T) {
 	if _, _, err := f.OpenLedger(ctx, stale, meta.Chain{ID: meta.StateChain(o.Bundle)}, f.newLedger(), nil); !errors.Is(err, meta.ErrEpoch) {
 		t.Fatalf("an owner of a bundle that is gone: %v", err)
 	}
-	check(t, f.DeleteNamespace(ctx, "acme/eu"))
+	f.deleteNamespace("acme/eu")
 	check(t, f.DeleteTenant(ctx, "acme"))
 	tenants, err := f.ListTenants(ctx)
 	check(t, err)
@@ -190,6 +191,64 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
+// deleteNamespace deletes an empty namespace.
+func (f *fixture) deleteNamespace(name string) {
+	f.t.Helper()
+	_, err := f.MarkNamespaceDeleting(f.t.Context(), name)
+	check(f.t, err)
+	check(f.t, f.DeleteNamespace(f.t.Context(), name))
+}
+
+// What is deleted is what was there when the deletion began: not what was created in its place since, though the reply to an
+// earlier attempt may have been lost, or its end not been heard of.
+func TestWhatIsCreatedAnewIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	meanwhile := func(do func()) *meta.Store {
+		return meta.NewOver(&between{KVClient: clientv3.RetryKVClient(etcd.Client()), f: do}, sched.Real, f.cluster, nil)
+	}
+	var fresh meta.Topic
+	s := meanwhile(func() {
+		marked, err := f.MarkTopicDeleting(ctx, f.topic.Name)
+		check(t, err)
+		check(t, f.DeleteTopic(ctx, marked))
+		fresh, err = f.CreateTopic(ctx, f.topic.Name, 0)
+		check(t, err)
+	})
+	if _, err := s.MarkTopicDeleting(ctx, f.topic.Name); !errors.Is(err, meta.ErrNotFound) {
+		t.Errorf("mark a topic that is gone: %v", err)
+	}
+	if got, err := f.GetTopic(ctx, f.topic.Name); err != nil || got != fresh {
+		t.Errorf("the topic that was created anew is %+v, %v", got, err)
+	}
+
+	check(t, f.CreateTenant(ctx, "acme"))
+	_, err := f.CreateNamespace(ctx, "acme/eu", meta.Policies{}, 2)
+	check(t, err)
+	s = meanwhile(func() {
+		f.deleteNamespace("acme/eu")
+		_, err := f.CreateNamespace(ctx, "acme/eu", meta.Policies{}, 2)
+		check(t, err)
+	})
+	if _, err := s.MarkNamespaceDeleting(ctx, "acme/eu"); !errors.Is(err, meta.ErrNotFound) {
+		t.Errorf("mark a namespace that is gone: %v", err)
+	}
+	if err := f.DeleteNamespace(ctx, "acme/eu"); !errors.Is(err, meta.ErrConflict) {
+		t.Errorf("delete a namespace that was created anew: %v", err)
+	}
+	if got, err := f.GetNamespace(ctx, "acme/eu"); err != nil || got.Deleting {
+		t.Errorf("the namespace that was created anew is %+v, %v", got, err)
+	}
+	_, err = f.CreateTopic(ctx, "acme/eu/t", 0)
+	check(t, err)
+	_, err = f.MarkNamespaceDeleting(ctx, "acme/eu")
+	check(t, err)
+	if err := f.DeleteNamespace(ctx, "acme/eu"); !errors.Is(err, meta.ErrNotEmpty) {
+		t.Errorf("delete a namespace with topics: %v", err)
+	}
+}
+
 func TestTopics(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -225,9 +284,6 @@ func TestTopics(t *testing.T) {
 	check(t, err)
 	if err := f.DeleteTopic(ctx, marked); !errors.Is(err, meta.ErrNotEmpty) {
 		t.Fatalf("deleted with a ledger: %v", err)
-	}
-	if err := f.DeleteNamespace(ctx, "public/default"); !errors.Is(err, meta.ErrNotEmpty) {
-		t.Fatalf("deleted a namespace with topics: %v", err)
 	}
 	c, _, err = f.CloseLedger(ctx, f.guard, c, closing(c, l, 1))
 	check(t, err)

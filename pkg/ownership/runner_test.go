@@ -282,6 +282,9 @@ func TestBundlesOfADeletedNamespaceAreLetGo(t *testing.T) {
 	for _, bundle := range ns.Bundles {
 		place(t, nodes, bundle.ID)
 	}
+	if _, err := store.MarkNamespaceDeleting(t.Context(), namespace); err != nil {
+		t.Fatal(err)
+	}
 	if err := store.DeleteNamespace(t.Context(), namespace); err != nil {
 		t.Fatal(err)
 	}
