@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 )
 
@@ -46,6 +47,43 @@ func changes(txn *pb.TxnRequest) bool {
 		}
 	}
 	return false
+}
+
+// refusing loses the reply to the first transaction that changes anything, and has the next one refused.
+type refusing struct {
+	pb.KVClient
+	changes atomic.Int32
+}
+
+func (r *refusing) Txn(ctx context.Context, in *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	n := int32(0)
+	if changes(in) {
+		n = r.changes.Add(1)
+	}
+	if n == 2 {
+		return nil, status.Error(codes.ResourceExhausted, "no space")
+	}
+	resp, err := r.KVClient.Txn(ctx, in, opts...)
+	if n == 1 && err == nil {
+		return nil, status.Error(codes.Unavailable, "the reply was lost")
+	}
+	return resp, err
+}
+
+// What is refused at last may have been applied before.
+func TestARefusalAfterALostReplyIsNoOutcome(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	s := meta.NewOver(&refusing{KVClient: clientv3.RetryKVClient(etcd.Client())}, sched.Real, f.cluster, nil)
+	c, err := f.GetChain(t.Context(), f.chain)
+	check(t, err)
+	l := f.newLedger()
+	if _, _, err := s.OpenLedger(t.Context(), f.guard, c, l, nil); !errors.Is(err, meta.ErrUnknownOutcome) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := f.GetLedger(t.Context(), l.ID); err != nil {
+		t.Errorf("the ledger that was opened: %v", err)
+	}
 }
 
 // B19: the change is applied, the reply is lost, the second attempt meets its own work. It is success, once.

@@ -144,6 +144,9 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 			if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 				err = ErrLease
 			}
+			if ambiguous { // an earlier attempt may have been applied, or may be yet
+				err = fmt.Errorf("%w: %w", ErrUnknownOutcome, err)
+			}
 			return nil, fmt.Errorf("%s: %w", op, err)
 		case verdictAmbiguous:
 			ambiguous = true
