@@ -3,9 +3,11 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/statelog"
 	"github.com/penstock-mq/penstock/pkg/subscription"
@@ -142,10 +144,26 @@ func (u *bundle) open(ctx context.Context, r resolved, producing bool) (*servedT
 	u.mu.Unlock()
 	select {
 	case <-s.ready:
-		return s.t, s.err
 	case <-ctx.Done():
 		return nil, unavailable("open topic", name, ctx.Err())
 	}
+	if s.err == nil && s.t.record.UUID != r.record.UUID {
+		return u.either(ctx, s.t)
+	}
+	return s.t, s.err
+}
+
+// either returns a topic that is open under the name of one that was asked for, if that is the older of the two. If it is gone,
+// it is dropped: where it has no ledgers, its deletion waits for nobody who has it open.
+func (u *bundle) either(ctx context.Context, t *servedTopic) (*servedTopic, error) {
+	switch err := u.b.deps.Meta.TopicStillThere(ctx, t.record); {
+	case errors.Is(err, meta.ErrNotFound):
+		t.drop("")
+		return nil, refuse(brokerv1.Code_CODE_UNAVAILABLE, "topic %s was deleted a moment ago; try again", t.name)
+	case err != nil && !errors.Is(err, meta.ErrDeleting):
+		return nil, fmt.Errorf("open topic %s: %w", t.name, err)
+	}
+	return t, nil
 }
 
 // fill opens the topic of a slot. A slot that failed is removed, so that the next use tries again.

@@ -26,6 +26,22 @@ func (n *Node) FinishDeletion(ctx context.Context, record meta.Topic) error {
 	return n.broker.finishDeletion(ctx, record)
 }
 
+// Replace deletes a topic without ledgers, as another broker may, and creates one of its name, of which this broker then knows.
+func (n *Node) Replace(ctx context.Context, topic string) error {
+	m := n.broker.deps.Meta
+	marked, err := m.MarkTopicDeleting(ctx, topic)
+	if err == nil {
+		err = m.DeleteTopic(ctx, marked)
+	}
+	if err == nil {
+		marked, err = m.CreateTopic(ctx, topic, 0)
+	}
+	if err == nil {
+		err = n.broker.deps.Cache.WaitRevision(ctx, marked.Rev)
+	}
+	return err
+}
+
 // Acker returns a function that acknowledges one offset in the subscription as it is open now, as a consumer's stream
 // does, and waits until that is durable; and one that ends that stream.
 func (n *Node) Acker(ctx context.Context, topic, name string) (ack func(context.Context, entry.Offset) error, leave func(), _ error) {

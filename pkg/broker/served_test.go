@@ -156,3 +156,39 @@ func TestALateDeletionSparesTheNextTopic(t *testing.T) {
 		t.Fatalf("what was stored is not there: %v", err)
 	}
 }
+
+// A subscription that is made on a topic is not one of the topic that had its name before and is open still.
+func TestATopicThatIsGoneIsNotServedInThePlaceOfTheNext(t *testing.T) {
+	t.Parallel()
+	cluster, k := start(t)
+	const name = "public/default/orders"
+	node := cluster.Brokers()[0]
+	subscribe := func(sub string) {
+		t.Helper()
+		c, err := k.Subscribe(t.Context(), name, sub, client.WithStart(client.Earliest()))
+		if err == nil {
+			err = c.Close(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := k.Admin().CreateTopic(t.Context(), &brokerv1.CreateTopicRequest{Topic: name}); err != nil {
+		t.Fatal(err)
+	}
+	subscribe("first")
+	if err := node.Replace(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	subscribe("s")
+	if _, err := k.Admin().UnloadTopic(t.Context(), &brokerv1.UnloadTopicRequest{Topic: name}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := k.Admin().ListSubscriptions(t.Context(), &brokerv1.ListSubscriptionsRequest{Topic: name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := got.GetSubscriptions(); len(all) != 1 || all[0].GetName() != "s" {
+		t.Fatalf("subscriptions %v", all)
+	}
+}
