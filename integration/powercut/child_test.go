@@ -251,7 +251,11 @@ func (w *worker) remove(l entry.LedgerID, p *page) {
 	p.gone = true
 	delete(w.ledgers, l)
 	w.tell(askDelete, l, 0, 0)
-	w.told(deleteDone, l, 0, 0)(stoppedIs(w.store.DeleteLedger(w.ctx, l, w.store.Mark(l))))
+	err := w.store.DeleteLedger(w.ctx, l, w.store.Mark(l))
+	for errors.Is(err, ledgerstore.ErrMarked) { // a fence that was on its way has made the ledger known since
+		err = w.store.DeleteLedger(w.ctx, l, w.store.Mark(l))
+	}
+	w.told(deleteDone, l, 0, 0)(stoppedIs(err))
 }
 
 // stoppedIs unwraps what the waiting calls return.
