@@ -128,12 +128,18 @@ func (c *Chain) Append(a Append) {
 	it.Load, it.Span, it.Time, it.Size = a, a.Span, a.Time, len(a.Body)
 	c.mu.Lock()
 	c.carryOut(c.core.Step(Event{Kind: EventAppended, Item: it, Now: c.env.Now()}))
-	if c.cur != nil && !c.watching && !c.stopping {
-		c.watching = true
-		w := c.cur.w
-		c.start(func() { c.watch(w) })
-	}
+	c.keepWatch()
 	c.handOver()
+}
+
+// keepWatch has somebody watch the open ledger's writer, if anything is in its hands. mu is held.
+func (c *Chain) keepWatch() {
+	if c.cur == nil || c.watching || c.stopping || c.core.Pending() == 0 {
+		return
+	}
+	c.watching = true
+	w := c.cur.w
+	c.start(func() { c.watch(w) })
 }
 
 // NextOffset returns the offset that the next append takes.
@@ -393,7 +399,7 @@ func (c *Chain) carryOut(actions []Action) {
 		case ActionOpenNext:
 			c.start(c.openNext)
 		case ActionPrepare:
-			c.start(func() { c.prepare(a.Delay) })
+			c.start(func() { c.prepare(a.Delay, a.Fruitless) })
 		case ActionCloseCurrent:
 			cur := c.cur
 			c.start(func() { c.closeCurrent(cur, a.Next, a.Delay) })

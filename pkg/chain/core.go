@@ -159,6 +159,9 @@ type Action struct {
 	Next     bool
 	// Delay: try again after a pause; with ActionPrepare and ActionCloseCurrent.
 	Delay bool
+	// Fruitless counts the ledgers in a row before the open one that ended with nothing in them; with ActionPrepare. The
+	// more, the longer the pause before the next is opened, see rollPause.
+	Fruitless int
 	// Held: no writer has given Item's bytes back, or will; with ActionForget.
 	Held bool
 	Err  error
@@ -194,6 +197,7 @@ type Core struct {
 	last      entry.EntryID // of the closed ledger, while draining
 	pending   entry.LedgerID
 	preparing bool
+	fruitless int  // ledgers in a row that were closed with nothing in them
 	closing   bool // the caller asked for the end
 	err       error
 
@@ -359,7 +363,7 @@ func (c *Core) roll() {
 		return
 	}
 	c.preparing = true
-	c.emit(Action{Kind: ActionPrepare})
+	c.emit(Action{Kind: ActionPrepare, Fruitless: c.fruitless})
 }
 
 func (c *Core) prepared() {
@@ -412,6 +416,9 @@ func (c *Core) ledgerClosed(ev Event) {
 	}
 	c.must(PhaseClosing)
 	c.phase, c.last, c.pending, c.opened = PhaseDraining, ev.Entry, ev.Ledger, ev.Now
+	if c.fruitless++; ev.Entry != entry.NoEntry {
+		c.fruitless = 0
+	}
 	c.confirmed(ev.Entry)
 	c.drained()
 }
@@ -515,7 +522,7 @@ func (c *Core) confirmed(lac entry.EntryID) {
 	if lac <= c.lac {
 		return
 	}
-	c.lac = lac
+	c.lac, c.fruitless = lac, 0
 	for it := c.head; it != nil && it.sent && it.Entry <= lac; it = it.next {
 		if !it.shown {
 			it.shown = true

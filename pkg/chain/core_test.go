@@ -3,6 +3,7 @@ package chain_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -125,7 +126,11 @@ func (s *script) describe(a chain.Action) []string {
 	case chain.ActionOpenNext:
 		return []string{"open"}
 	case chain.ActionPrepare:
-		return []string{map[bool]string{false: "prepare", true: "prepare later"}[a.Delay]}
+		out := map[bool]string{false: "prepare", true: "prepare later"}[a.Delay]
+		if a.Fruitless > 0 {
+			out += fmt.Sprintf(" after %d fruitless", a.Fruitless)
+		}
+		return []string{out}
 	case chain.ActionCloseCurrent:
 		out := "close"
 		if a.Next {
@@ -190,6 +195,43 @@ func TestARollKeepsOrderAndOffsets(t *testing.T) {
 		done b          -> finish b
 		end 2           -> 104
 	`)
+}
+
+// Ledgers that take nothing are not opened as fast as etcd answers: the second at once, later ones after ever longer pauses.
+func TestLedgersThatTakeNothingFollowSlower(t *testing.T) {
+	t.Parallel()
+	play(t, limits, `
+		append a 1 60 -> open
+		opened 7      -> use 7, send a=0
+		want-roll     -> prepare
+		prepared      -> close and open
+		not-written a
+		closed -1 8   -> use 8, send a=0
+		want-roll     -> prepare after 1 fruitless
+		prepared      -> close and open
+		not-written a
+		closed -1 9   -> use 9, send a=0
+		want-roll     -> prepare after 2 fruitless
+		prepared      -> close and open
+		not-written a
+		closed -1 10  -> use 10, send a=0
+		confirmed 0   -> show a@10:0
+		done a        -> finish a
+		append b 1 60 -> send b=1, prepare
+		prepared      -> close and open
+		done b        -> finish b
+		closed 1 11   -> show b@10:1, use 11
+		append c 1 60 -> send c=0
+		want-roll     -> prepare
+	`)
+	var pauses []time.Duration
+	for _, n := range []int{0, 1, 2, 3, 7, 8, 100} {
+		pauses = append(pauses, chain.RollPause(n))
+	}
+	ms := time.Millisecond
+	if want := []time.Duration{0, 50 * ms, 100 * ms, 200 * ms, 3200 * ms, 5000 * ms, 5000 * ms}; !slices.Equal(pauses, want) {
+		t.Errorf("pauses %v, want %v", pauses, want)
+	}
 }
 
 func TestARollThatCannotBeDoneLeavesTheLedgerOpen(t *testing.T) {

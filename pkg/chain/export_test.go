@@ -1,5 +1,7 @@
 package chain
 
+import "time"
+
 // Running returns the number of the chain's goroutines.
 func (c *Chain) Running() int {
 	c.mu.Lock()
@@ -13,3 +15,6 @@ func (c *Chain) Rolling() bool {
 	defer c.mu.Unlock()
 	return c.core.preparing || c.core.phase == PhaseClosing || c.core.phase == PhaseDraining
 }
+
+// RollPause is how long a roll waits that follows so many fruitless ledgers.
+func RollPause(fruitless int) time.Duration { return rollPause(fruitless) }

@@ -228,6 +228,7 @@ func (c *Chain) openNext() {
 	case err == nil && c.core.Phase() == PhaseOpening:
 		c.opened = &opened
 		c.carryOut(c.core.Step(Event{Kind: EventOpened, Ledger: opened.ID, Now: c.env.Now()}))
+		c.keepWatch() // over what has waited: nothing else may be appended
 	case err == nil: // dropped meanwhile
 	case c.core.Phase() != PhaseOpening:
 	case retriable(err):
@@ -298,8 +299,26 @@ func (c *Chain) openTxn(patience context.Context, rec meta.Chain, l meta.Ledger,
 	}
 }
 
+// rollPause is how long a roll waits that follows so many ledgers in a row which were closed with nothing in them. Whatever
+// refuses all that is appended to a ledger, and to the next one, will not end soon: after a restore of etcd from an older copy
+// there may be any number of ledgers whose ids bookies know already.
+func rollPause(fruitless int) time.Duration {
+	if fruitless == 0 {
+		return 0
+	}
+	return min(rollPauseMin<<min(fruitless-1, 20), rollPauseMax)
+}
+
+const (
+	rollPauseMin = 50 * time.Millisecond
+	rollPauseMax = 5 * time.Second
+)
+
 // prepare gets all that a roll needs before the open ledger is frozen: a live metadata store, an id, bookies.
-func (c *Chain) prepare(delay bool) {
+func (c *Chain) prepare(delay bool, fruitless int) {
+	if pause := rollPause(fruitless); pause > 0 && !c.sleep(c.jitter(pause)) {
+		return
+	}
 	pause := 50 * time.Millisecond
 	for {
 		if delay {

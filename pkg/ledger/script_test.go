@@ -255,7 +255,7 @@ func number(s string) int {
 var codes = map[string]bookiewire.Code{
 	"ok": bookiewire.OK, "noentry": bookiewire.NoEntry, "noledger": bookiewire.NoLedger, "unknown": bookiewire.Unknown,
 	"fenced": bookiewire.Fenced, "readonly": bookiewire.ReadOnly, "overloaded": bookiewire.Overloaded,
-	"notadmitted": bookiewire.NotAdmitted, "disconnected": bookiewire.Disconnected,
+	"notadmitted": bookiewire.NotAdmitted, "disconnected": bookiewire.Disconnected, "badrequest": bookiewire.BadRequest,
 }
 
 func code(s string) bookiewire.Code {

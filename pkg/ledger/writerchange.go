@@ -35,6 +35,11 @@ type changeState struct {
 	verifiedAt   time.Time
 	stalledSince time.Time // zero: a quorum is possible
 	wantsRoll    bool
+	// futile counts ensemble changes since anything was confirmed, the first of them at futileSince; the next waits until
+	// notBefore.
+	futile      int
+	futileSince time.Time
+	notBefore   time.Time
 }
 
 type avoided struct {
@@ -151,11 +156,40 @@ func (c *WriterCore) noteStall(needed bool, bad quorum.Set) {
 		ch.stalledSince = c.now
 		c.ready.Stalled = true
 	case c.now.Sub(ch.stalledSince) < c.cfg.StallTimeout:
-	case c.cfg.Urgent && !c.needs(bad&^c.refusing()):
-		// Reserves are used up: another ledger would be opened on the same bookies, and then another.
+	case c.exhausted(bad):
 	default:
 		ch.wantsRoll = true
 	}
+}
+
+// exhausted reports whether it is reserves that are used up: another ledger would be opened on the same bookies, and then
+// another.
+func (c *WriterCore) exhausted(bad quorum.Set) bool {
+	return c.cfg.Urgent && !c.needs(bad&^c.refusing())
+}
+
+// changed notes an ensemble change. While nothing is confirmed, each is as likely to help as the one before, and all that is
+// pending is sent once more: the second may come at once, for a bookie may be replaced by one that is dead too, and the pause
+// before each later one doubles. So it goes where the bookies have this ledger's id from before etcd was restored from an
+// older copy: no ensemble takes its entries then, but another ledger may.
+func (c *WriterCore) changed() {
+	ch := &c.change
+	if ch.futile == 0 {
+		ch.futileSince = c.now
+	}
+	if ch.futile++; ch.futile == 1 {
+		return
+	}
+	pause := min(c.cfg.RetryAfter/4<<min(ch.futile-2, 20), 25*c.cfg.RetryAfter)
+	if pause <= 0 { // it is configured to be none
+		return
+	}
+	ch.notBefore = c.now.Add(pause/2 + time.Duration(c.placementRand().Int64N(int64(pause/2)+1)))
+}
+
+// progressed notes that something was confirmed: ensembles have helped.
+func (ch *changeState) progressed() {
+	ch.futile, ch.futileSince, ch.notBefore = 0, time.Time{}, time.Time{}
 }
 
 // refusing returns the slots whose bookies answered that they have no room.
@@ -186,6 +220,12 @@ func (c *WriterCore) plan(bad quorum.Set, needed bool) {
 		return
 	}
 	if !ch.failedAt.IsZero() && c.now.Sub(ch.failedAt) < pause {
+		return
+	}
+	if ch.futile > 1 && c.now.Sub(ch.futileSince) >= c.cfg.StallTimeout && !c.exhausted(bad) {
+		ch.wantsRoll = true
+	}
+	if c.now.Before(ch.notBefore) {
 		return
 	}
 	capped := len(c.ledger.Fragments) >= c.cfg.MaxFragments
@@ -452,6 +492,7 @@ func (c *WriterCore) adopt(l meta.Ledger) {
 	}
 	c.change.proposed = nil
 	c.change.stalledSince, c.change.refusedAt = time.Time{}, time.Time{}
+	c.changed()
 	c.phase = Active
 	c.settleFrom(f.First)
 	for e := max(f.First, c.track.Tail()); e <= c.sentTo; e++ {
@@ -528,6 +569,9 @@ func (c *WriterCore) Deadline() time.Time {
 	}
 	if d := c.change.stalledSince.Add(c.cfg.StallTimeout); !c.change.stalledSince.IsZero() && !c.change.wantsRoll && c.now.Before(d) {
 		by(d)
+	}
+	if c.now.Before(c.change.notBefore) && c.suspects()|c.refusing() != 0 {
+		by(c.change.notBefore)
 	}
 	if c.sealed {
 		by(c.drainDeadline)

@@ -22,6 +22,7 @@ func (c *WriterCore) confirm() {
 	}
 	if lac > old {
 		c.ready.Confirmed = true
+		c.change.progressed()
 		for e := old + 1; e <= lac; e++ {
 			c.settle(e)
 		}
