@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 	"github.com/penstock-mq/penstock/pkg/statelog"
 	"github.com/penstock-mq/penstock/pkg/subscription"
 	"github.com/penstock-mq/penstock/pkg/topic"
@@ -43,6 +45,39 @@ type bundle struct {
 	closing bool // no topic is opened any more
 	next    string
 	topics  map[string]*slot // by full name of topic or partition
+	// setbacks are of topics that were lost while the bundle was not.
+	setbacks map[string]setback
+}
+
+// setback is how often in a row a topic was lost soon after it had been opened.
+type setback struct {
+	n    int
+	last time.Time
+}
+
+// Whoever uses a topic that is lost has it opened again, at once the first time. What refuses its owner as often as it is opened, as
+// bookies do after a restore of etcd from an older copy, is not asked as fast as etcd answers. A topic that was served for settledAfter
+// is as good as new.
+const (
+	reopenPauseMin = 50 * time.Millisecond
+	reopenPauseMax = 5 * time.Second
+	settledAfter   = 10 * time.Second
+)
+
+// next is the setback after this one of a topic that was served for so long.
+func (s setback) next(served time.Duration, now time.Time) setback {
+	if served >= settledAfter {
+		s.n = 0
+	}
+	return setback{n: s.n + 1, last: now}
+}
+
+// pause lies before the next opening.
+func (s setback) pause() time.Duration {
+	if s.n < 2 {
+		return 0
+	}
+	return min(reopenPauseMin<<min(s.n-2, 20), reopenPauseMax)
 }
 
 // slot is a topic that is being opened, or is open.
@@ -53,7 +88,7 @@ type slot struct {
 }
 
 func newBundle(b *Broker, g meta.Guard) *bundle {
-	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}}
+	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}, setbacks: map[string]setback{}}
 	u.life, u.end = context.WithCancel(b.life)
 	u.opening, u.stopOpening = context.WithCancel(u.life)
 	u.subs = subscription.NewBundle(subscription.Env{
@@ -168,6 +203,12 @@ func (u *bundle) either(ctx context.Context, t *servedTopic) (*servedTopic, erro
 
 // fill opens the topic of a slot. A slot that failed is removed, so that the next use tries again.
 func (u *bundle) fill(s *slot, r resolved, producing bool) {
+	u.mu.Lock()
+	pause := u.setbacks[r.name.String()].pause()
+	u.mu.Unlock()
+	if pause > 0 {
+		sleep(u.opening, pause/2+sched.N(sched.Real, pause/2+1)) // if that ends first, so does what follows
+	}
 	t, err := u.openTopic(r, producing)
 	if err != nil {
 		u.b.metrics.openFailures.Inc()
@@ -207,6 +248,7 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 		t.retire()
 		return nil, err //nolint:wrapcheck // chain.Open says what failed
 	}
+	t.opened = time.Now()
 	t.subs = u.subs.NewSet(subscription.Config{
 		Name: t.name.String(), Owner: t.stateOwner(), Topic: t.log, Core: t.core, Gone: t.movedError,
 	})
@@ -330,7 +372,16 @@ func (u *bundle) topicLost(t *servedTopic) {
 		u.b.owner.Fenced(u.guard)
 		return // Stop drops the topic
 	}
+	u.noteSetback(t.name.String(), t.opened, time.Now())
 	t.drop(u.b.cfg.Self.URL)
+}
+
+// noteSetback counts the loss of a topic, and forgets what is long past.
+func (u *bundle) noteSetback(topic string, opened, now time.Time) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	maps.DeleteFunc(u.setbacks, func(_ string, s setback) bool { return now.Sub(s.last) >= 2*(settledAfter+reopenPauseMax) })
+	u.setbacks[topic] = u.setbacks[topic].next(now.Sub(opened), now)
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -32,9 +33,11 @@ func (r resolved) stateOwner() string {
 // servedTopic is a topic or partition while it is open here.
 type servedTopic struct {
 	resolved
-	u    *bundle
-	log  *topic.Topic
-	subs *subscription.Set
+	u   *bundle
+	log *topic.Topic
+	// opened is when log was.
+	opened time.Time
+	subs   *subscription.Set
 
 	// done is closed when the topic is not served here any more, with next set before.
 	done chan struct{}

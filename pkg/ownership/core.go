@@ -18,8 +18,12 @@ const (
 	suspicionPauseMax = time.Minute
 	// mutualSilence is longer than it takes two brokers that stop hearing each other to suspect one another, both of them.
 	mutualSilence = time.Second
-	// retryPause lies between two attempts of any kind on one bundle.
-	retryPause = 100 * time.Millisecond
+	// retryPause lies between two attempts of any kind on one bundle. It doubles, up to setbackPauseMax, with each time in a
+	// row that this broker gives a bundle up which nobody else took, within settledAfter of taking it: what is stored refuses
+	// its owner, whoever that is, as after a restore of etcd from an older copy, and will again.
+	retryPause      = 100 * time.Millisecond
+	setbackPauseMax = 5 * time.Second
+	settledAfter    = 10 * time.Second
 	// standInAfter is how long a bundle may stay without an owner before the next in the order of preference takes
 	// it: the first one is alive, as far as pings tell, and yet does not.
 	standInAfter = 2 * time.Second
@@ -88,6 +92,8 @@ type bundleState struct {
 	seizing   bool // the take under way is on suspicion, from an owner whose lease is alive
 	victim    Life // that owner's
 	seized    map[Life]seizure
+	heldSince time.Duration // when it was taken last
+	setbacks  int           // see retryPause
 }
 
 // seizure is the latest takeover of a bundle from one process on suspicion.
@@ -232,7 +238,7 @@ func (c *Core) ownerSeen(e OwnerSeen) {
 		b.movedAt = c.seq
 	}
 	if e.Owner != c.self && e.Owner != b.owner {
-		b.tried = false // what was tried met another state of things
+		b.tried, b.setbacks = false, 0 // what was tried met another state of things
 	}
 	b.rev, b.owner, b.epoch, b.known, b.missing = e.Rev, e.Owner, e.Epoch, true, false
 	if c.holds(b) && e.Epoch > b.heldEpoch {
@@ -275,6 +281,7 @@ func (c *Core) takeDone(e Taken) {
 		}
 		b.seized[b.victim] = seizure{at: c.now, pause: min(max(2*b.seized[b.victim].pause, suspicionPause), suspicionPauseMax)}
 	}
+	b.heldSince = c.now
 	b.phase, b.heldEpoch, b.wanted, b.known, b.missing, b.lost = held, e.Epoch, false, true, false, false
 	if e.Rev > b.rev {
 		b.rev, b.owner, b.epoch = e.Rev, c.self, e.Epoch
@@ -328,6 +335,12 @@ func (c *Core) stop(id meta.BundleID, b *bundleState, why Reason, release bool) 
 	if why == ReasonReplaced || why == ReasonFenced {
 		b.lost, b.lostAt = true, c.now
 	}
+	if why == ReasonFenced && b.owner == c.self {
+		if c.now-b.heldSince >= settledAfter {
+			b.setbacks = 0
+		}
+		b.setbacks++
+	}
 	c.act(Stop{Bundle: id, Epoch: b.heldEpoch, Reason: why, Next: c.successor(id, b)})
 }
 
@@ -369,7 +382,7 @@ func (c *Core) due(id meta.BundleID, b *bundleState) phase {
 	switch {
 	case !c.leased, c.draining:
 		return idle
-	case b.tried && c.now-b.lastTry < retryPause:
+	case b.tried && c.now-b.lastTry < b.pause():
 		return idle // the next tick decides
 	case b.phase == held && b.owner == "":
 		return reacquiring
@@ -377,6 +390,13 @@ func (c *Core) due(id meta.BundleID, b *bundleState) phase {
 		return taking
 	}
 	return idle
+}
+
+func (b *bundleState) pause() time.Duration {
+	if b.phase != idle || b.setbacks < 2 {
+		return retryPause
+	}
+	return min(retryPause<<min(b.setbacks-1, 20), setbackPauseMax)
 }
 
 func (c *Core) shouldTake(id meta.BundleID, b *bundleState) bool {

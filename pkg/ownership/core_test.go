@@ -341,3 +341,29 @@ func TestRendezvousSpreadsBundlesEvenly(t *testing.T) {
 		}
 	}
 }
+
+// A bundle whose state is refused to whoever owns it is not taken again and again as fast as etcd answers.
+func TestABundleThatIsGivenUpAgainAndAgainIsTakenEverMoreSeldom(t *testing.T) {
+	t.Parallel()
+	c := holding(t)
+	epoch, rev, now := entry.Epoch(7), int64(10), time.Minute
+	c.Step(ownership.Tick{Now: now}) // it was held for long
+	giveUp := func(pause time.Duration) {
+		t.Helper()
+		expect(t, step(c, ownership.Fenced{Bundle: bundle, Epoch: epoch}),
+			ownership.Stop{Bundle: bundle, Epoch: epoch, Reason: ownership.ReasonFenced, Next: ""})
+		expect(t, step(c, ownership.Stopped{Bundle: bundle}))
+		expect(t, step(c, ownership.Tick{Now: now + pause - 1}))
+		now += pause
+		expect(t, step(c, ownership.Tick{Now: now}), ownership.Take{Bundle: bundle, Owner: "self", Epoch: epoch})
+		epoch, rev = epoch+1, rev+1
+		expect(t, step(c, ownership.Taken{Bundle: bundle, OK: true, Epoch: epoch, Rev: rev}), ownership.Serve{Bundle: bundle, Epoch: epoch})
+	}
+	for _, ms := range []time.Duration{100, 200, 400, 800, 1600, 3200, 5000, 5000} {
+		giveUp(ms * time.Millisecond)
+	}
+	now += 10 * time.Second // served for a while
+	c.Step(ownership.Tick{Now: now})
+	giveUp(100 * time.Millisecond)
+	giveUp(200 * time.Millisecond)
+}
