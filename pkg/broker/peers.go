@@ -30,35 +30,55 @@ type pinger struct {
 }
 
 func (p pinger) converse(ctx context.Context, b meta.BrokerInfo, pong func(draining bool), refusal func(error)) {
-	conn, err := grpc.NewClient("passthrough:///"+b.Peer,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: ownership.PingEvery, Multiplier: 1.2, MaxDelay: time.Second},
-			MinConnectTimeout: time.Second,
-		}))
-	if err != nil {
-		p.log.Error("peer has an address that cannot be dialled", "peer", b.ID, "address", b.Peer, "error", err)
-		return
-	}
-	defer conn.Close()
 	for ctx.Err() == nil {
-		err := p.ping(ctx, conn, pong)
-		if ctx.Err() == nil && refused(ctx, b.Peer) {
-			refusal(err)
+		conn, err := grpc.NewClient("passthrough:///"+b.Peer,
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithConnectParams(grpc.ConnectParams{
+				Backoff:           backoff.Config{BaseDelay: ownership.PingEvery, Multiplier: 1.2, MaxDelay: time.Second},
+				MinConnectTimeout: time.Second,
+			}))
+		if err != nil {
+			p.log.Error("peer has an address that cannot be dialled", "peer", b.ID, "address", b.Peer, "error", err)
+			return
 		}
-		sleep(ctx, ownership.PingEvery)
+		for ctx.Err() == nil {
+			err := p.ping(ctx, conn, pong)
+			if ctx.Err() == nil && refused(ctx, b.Peer) {
+				refusal(err)
+			}
+			sleep(ctx, ownership.PingEvery)
+			if errors.Is(err, errMute) {
+				break
+			}
+		}
+		conn.Close()
 	}
 }
 
-// ping pings a peer until the stream breaks, and returns why.
+// muteAfter is how long a connection to a peer may bring no answer before another is dialled. What gets lost, TCP sends again
+// after pauses that double, so that a connection which was mute for long stays so for as long again; a new one is heard of within
+// a second. It is longer than a peer's pauses, for whoever stands still is not served by more connections either.
+const muteAfter = 2 * time.Second
+
+var errMute = errors.New("nothing was heard from the peer")
+
+// ping pings a peer until the stream breaks, and returns why; errMute when nothing came for muteAfter.
 func (p pinger) ping(ctx context.Context, conn *grpc.ClientConn, pong func(draining bool)) error {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	var sending sync.WaitGroup
 	defer sending.Wait()
-	defer cancel()
+	defer cancel(nil)
+	mute := time.AfterFunc(muteAfter, func() { cancel(errMute) })
+	defer mute.Stop()
+	why := func(err error) error {
+		if errors.Is(context.Cause(ctx), errMute) {
+			return errMute
+		}
+		return err
+	}
 	stream, err := brokerv1.NewPubSubClient(conn).Ping(ctx)
 	if err != nil {
-		return err
+		return why(err)
 	}
 	sending.Go(func() {
 		for seq := uint64(1); ; seq++ {
@@ -70,8 +90,9 @@ func (p pinger) ping(ctx context.Context, conn *grpc.ClientConn, pong func(drain
 	for {
 		answer, err := stream.Recv()
 		if err != nil {
-			return err
+			return why(err)
 		}
+		mute.Reset(muteAfter)
 		pong(answer.GetDraining())
 	}
 }

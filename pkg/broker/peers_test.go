@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -128,6 +129,57 @@ func TestAPeerIsTrustedThenDrainsThenIsGone(t *testing.T) {
 	}
 	heard.await(t, "peer refuses")
 	b.work.Wait()
+}
+
+// muteServer answers one ping of the first connection that comes, and nothing else of it: what a connection is like whose one
+// direction was cut for so long that TCP's pauses have grown.
+type muteServer struct {
+	brokerv1.UnimplementedPubSubServer
+	mu    sync.Mutex
+	first string
+}
+
+func (s *muteServer) Ping(stream brokerv1.PubSub_PingServer) error {
+	from, _ := peer.FromContext(stream.Context())
+	s.mu.Lock()
+	fresh := s.first == ""
+	if fresh {
+		s.first = from.Addr.String()
+	}
+	mute := s.first == from.Addr.String()
+	s.mu.Unlock()
+	for n := 0; ; n++ {
+		ping, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if mute && (n > 0 || !fresh) {
+			continue
+		}
+		if err := stream.Send(&brokerv1.PingResponse{From: "peer", Seq: ping.GetSeq()}); err != nil {
+			return err
+		}
+	}
+}
+
+// A peer whose connection brings nothing any more is reached by another one.
+func TestAMuteConnectionToAPeerIsReplaced(t *testing.T) {
+	t.Parallel()
+	l := listen(t)
+	server := grpc.NewServer()
+	brokerv1.RegisterPubSubServer(server, &muteServer{})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	heard := watchPeer(t, l.Addr().String())
+	for _, what := range []string{"peer answers", "peer is silent", "peer answers"} {
+		heard.await(t, what)
+	}
 }
 
 func TestPresence(t *testing.T) {
