@@ -102,7 +102,7 @@ func (w *world) delivers(left []int) bool {
 
 // forget puts an older copy in etcd's place, in some runs, or an etcd that was set up anew. Nothing holds after that, but that
 // bookies, which have seen it at a later revision, or are another cluster's, delete nothing any more, whatever it says, and though
-// ledgers get the numbers of forgotten ones.
+// ledgers get the numbers of forgotten ones; and that brokers, which get nowhere then, do not wear etcd out.
 func (w *world) forget() {
 	if w.failed() || w.copied == nil || !w.chance(5) {
 		return
@@ -117,6 +117,7 @@ func (w *world) forget() {
 	}
 	w.etcd.restore(w.copied)
 	w.restored = true
+	w.strain = strain{changes: map[entry.LedgerID]int{}, fruitless: map[meta.ChainID]int{}}
 	w.run(w.now+10*time.Second, w.failed) // and again
 	for _, k := range w.bookies {
 		if w.chance(2) {
@@ -133,9 +134,43 @@ func (w *world) forget() {
 	for _, tp := range w.topics {
 		w.produce(tp)
 	}
-	// Ledgers get numbers whose entries bookies hold already, so brokers roll as fast as etcd answers: enough is enough.
-	enough := w.steps + 300_000
-	w.run(w.now+30*time.Second, func() bool { return w.failed() || w.steps >= enough })
+	w.run(w.now+afterRestore, w.failed)
+}
+
+// What a restored etcd may be asked to do in afterRestore. Ledgers get numbers whose entries bookies hold already: no change of
+// their ensembles helps, and the next ledger may fare no better. Without pauses, either goes on as fast as etcd answers, some
+// thousands of times.
+const (
+	afterRestore = 30 * time.Second
+	// maxChanges is of one ledger: those of a writer that never gets anywhere double their pauses until it rolls, and one
+	// that does has maxFragments.
+	maxChanges = 40
+	// maxFruitless counts the ledgers of one chain that are closed with nothing in them, by rolls or takeovers.
+	maxFruitless = 20
+)
+
+// strain counts what is done to ledgers after etcd was restored.
+type strain struct {
+	changes   map[entry.LedgerID]int
+	fruitless map[meta.ChainID]int
+}
+
+// restoredChanged takes what a broker has changed of a ledger.
+func (w *world) restoredChanged(id entry.LedgerID) {
+	l, err := w.checker.GetLedger(context.Background(), id)
+	if err != nil {
+		return // it is gone, or was never whole
+	}
+	switch {
+	case l.State == meta.LedgerOpen:
+		if w.strain.changes[id]++; w.strain.changes[id] > maxChanges {
+			w.fail("pace", ledgerSubject(id), "ledger %d is changed more than %d times within %v after etcd was restored: %s", id, maxChanges, afterRestore, w.fragments(l.Fragments))
+		}
+	case l.State == meta.LedgerClosed && l.Last == entry.NoEntry:
+		if w.strain.fruitless[l.Chain]++; w.strain.fruitless[l.Chain] > maxFruitless {
+			w.fail("pace", ledgerSubject(id), "more than %d ledgers of %s are closed with nothing in them within %v after etcd was restored", maxFruitless, l.Chain, afterRestore)
+		}
+	}
 }
 
 // another makes the etcd of another cluster of the same name, which may have gone further than this one's.

@@ -344,7 +344,7 @@ func (g *ghost) finished(b *broker, a *producerAppend, at entry.Position, o outc
 	if a.then != nil {
 		a.then(a.outcome)
 	}
-	if o != stored || a.level == ledger.AckNone || a.level == ledger.AckOne {
+	if o != stored || a.level == ledger.AckNone || a.level == ledger.AckOne || g.w.restored {
 		return
 	}
 	l := g.ledger(at.Ledger)
@@ -389,9 +389,18 @@ func (w *world) changed(actor *broker, from int64) {
 			if err != nil {
 				panic(err)
 			}
+			if w.restored {
+				w.restoredChanged(entry.LedgerID(n))
+				continue
+			}
 			w.ghost.ledgerChanged(actor, entry.LedgerID(n))
 		}
-		w.topicsChanged(key)
+		if !w.restored {
+			w.topicsChanged(key)
+		}
+	}
+	if w.restored { // what was known of ledgers, topics and owners is not true any more
+		return
 	}
 	for _, tp := range w.topics {
 		if slices.ContainsFunc(events, func(e etcdmodel.Event) bool {

@@ -92,7 +92,8 @@ type world struct {
 	healed   bool
 	ending   bool             // no more work is given
 	copied   *etcdmodel.Model // of etcd, some time ago
-	restored bool             // etcd was, from the copy: nothing holds any more but I11
+	restored bool             // etcd was, from the copy: nothing holds any more but I11 and the pace
+	strain   strain           // then
 	failure  *Failure
 
 	replication  meta.Replication
@@ -264,7 +265,7 @@ func (w *world) shape() string {
 
 // fail notes the first violation; the run ends with it.
 func (w *world) fail(invariant string, s subject, format string, args ...any) {
-	if w.failure != nil || w.restored && invariant != "I11" {
+	if w.failure != nil || w.restored && invariant != "I11" && invariant != "pace" && invariant != "assertion" {
 		return
 	}
 	w.failure = &Failure{Options: w.opt, Invariant: invariant, Detail: fmt.Sprintf(format, args...), Shape: w.shape()}
@@ -409,7 +410,7 @@ func (w *world) tailRead() {
 	pause = calmer(w, pause, 20)
 	w.after(pause, w.tailRead)
 	b := pick(w.kernel, w.brokers)
-	if !b.up || b.paused {
+	if !b.up || b.paused || w.restored {
 		return
 	}
 	tp := pick(w.kernel, w.topics)
