@@ -58,7 +58,7 @@ func (c *bookieClient) ask(ctx context.Context, to entry.StorageUUID, u use, r *
 	}
 	l := c.link(to, u)
 	l.ask(r)
-	r.forget = c.b.onEnd(ctx, func(err error) {
+	r.ends = c.b.onEnd(ctx, func(err error) {
 		l.drop(r)
 		r.end(func() { r.fail(disconnected(err.Error())) })
 	})
@@ -107,19 +107,21 @@ func (c *bookieClient) Fence(ctx context.Context, to entry.StorageUUID, r bookie
 func (c *bookieClient) WriteLAC(ctx context.Context, to entry.StorageUUID, r bookiewire.WriteLAC) error {
 	c.b.w.ghost.claimed(c.b, r.Ledger, r.LAC)
 	var answer error
-	done := make(chan struct{})
+	done := make(chan struct{}, ownCapacity)
 	c.ask(ctx, to, forReads, &request{
 		serve: func(k *bookieProcess, reply func(func())) {
 			k.writeLAC(r, func(err error) {
 				reply(func() {
 					answer = err
 					close(done)
+					c.b.wakeWaiters(done)
 				})
 			})
 		},
 		fail: func(e *bookiewire.Error) {
 			answer = e
 			close(done)
+			c.b.wakeWaiters(done)
 		},
 	})
 	_, _ = c.b.sched.Wait(context.WithoutCancel(ctx), sched.Channels{done})
@@ -130,19 +132,21 @@ func (c *bookieClient) WriteLAC(ctx context.Context, to entry.StorageUUID, r boo
 func (c *bookieClient) WaitLAC(ctx context.Context, to entry.StorageUUID, r bookiewire.WaitLAC) (bookiewire.WaitLACReply, error) {
 	var answer bookiewire.WaitLACReply
 	var failure error
-	done := make(chan struct{})
+	done := make(chan struct{}, ownCapacity)
 	c.ask(ctx, to, forReads, &request{
 		serve: func(k *bookieProcess, reply func(func())) {
 			k.waitLAC(r, func(got entry.EntryID) {
 				reply(func() {
 					answer.LAC = got
 					close(done)
+					c.b.wakeWaiters(done)
 				})
 			})
 		},
 		fail: func(e *bookiewire.Error) {
 			failure = e
 			close(done)
+			c.b.wakeWaiters(done)
 		},
 	})
 	_, _ = c.b.sched.Wait(context.WithoutCancel(ctx), sched.Channels{done})

@@ -43,6 +43,9 @@
 //	b.do(func() { c.Append(…) })     // the world calls into a process: whoever that wakes is looked for
 //	b.sched.Go(func() { … })         // for calls that wait
 //
+// What the simulation itself closes (timers, ends of timeouts, answers) it tells those who wait for it. Other channels are
+// the product's: all that are waited for are looked at after each delivery, which is what many waits in one process cost.
+//
 // Once the process is killed, its tasks are unwound through their deferred calls, and nothing of that life happens any
 // more. What is delivered to a process (messages, timers) is not in a task, and must not wait.
 //

@@ -58,13 +58,13 @@ var _ lease.Etcd = (*etcdClient)(nil)
 func (c *etcdClient) call(ctx context.Context, sent func(), apply func() error) error {
 	e, p, s := c.e, c.p, c.p.sched
 	var answered error
-	life, done := p.life, make(chan struct{})
+	life, done := p.life, make(chan struct{}, ownCapacity)
 	// answer brings an answer, which p may not live to hear.
 	answer := func(after time.Duration, err error) {
 		e.after(after, func() {
 			p.deliver(life, func() {
 				answered = err
-				close(done)
+				p.idle = !p.fire(done)
 			})
 		})
 	}

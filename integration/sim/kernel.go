@@ -31,9 +31,11 @@ type kernel struct {
 }
 
 type event struct {
-	at  time.Duration
-	seq uint64
-	run func()
+	at   time.Duration
+	seq  uint64
+	run  func()
+	p    *process // to whom it is delivered, in that life; nil: nobody
+	life int
 }
 
 func newKernel(seed uint64) *kernel {
@@ -44,45 +46,56 @@ func newKernel(seed uint64) *kernel {
 // clock is the time as the product's types have it.
 func (k *kernel) clock() time.Time { return began.Add(k.now) }
 
-func (e event) before(o event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
+func (e *event) before(o *event) bool { return e.at < o.at || e.at == o.at && e.seq < o.seq }
 
 // at has f run at a time; what is due at the same time runs in the order it was asked for.
-func (k *kernel) at(t time.Duration, f func()) {
-	k.seq++
-	k.heap = append(k.heap, event{at: max(t, k.now), seq: k.seq, run: f})
-	h := k.heap
-	for i := len(h) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !h[i].before(h[up]) {
-			break
-		}
-		h[i], h[up] = h[up], h[i]
-		i = up
-	}
-}
+func (k *kernel) at(t time.Duration, f func()) { k.push(event{at: t, run: f}) }
 
 func (k *kernel) after(d time.Duration, f func()) { k.at(k.now+d, f) }
+
+func (k *kernel) push(e event) {
+	k.seq++
+	e.at, e.seq = max(e.at, k.now), k.seq
+	k.heap = append(k.heap, e)
+	h := k.heap
+	i := len(h) - 1
+	for i > 0 {
+		up := (i - 1) / 2
+		if !e.before(&h[up]) {
+			break
+		}
+		h[i] = h[up]
+		i = up
+	}
+	h[i] = e
+}
 
 func (k *kernel) pop() event {
 	h := k.heap
 	top, n := h[0], len(h)-1
-	h[0], h[n] = h[n], event{}
+	last := h[n]
+	h[n] = event{}
 	h = h[:n]
-	for i := 0; ; {
+	k.heap = h
+	if n == 0 {
+		return top
+	}
+	i := 0
+	for {
 		c := 2*i + 1
 		if c >= n {
 			break
 		}
-		if c+1 < n && h[c+1].before(h[c]) {
+		if c+1 < n && h[c+1].before(&h[c]) {
 			c++
 		}
-		if !h[c].before(h[i]) {
+		if !h[c].before(&last) {
 			break
 		}
-		h[i], h[c] = h[c], h[i]
+		h[i] = h[c]
 		i = c
 	}
-	k.heap = h
+	h[i] = last
 	return top
 }
 
@@ -92,7 +105,11 @@ func (k *kernel) run(until time.Duration, stop func() bool) {
 		e := k.pop()
 		k.now = e.at
 		k.steps++
-		e.run()
+		if e.p != nil {
+			e.p.deliver(e.life, e.run)
+		} else {
+			e.run()
+		}
 		if stop() {
 			return
 		}

@@ -30,6 +30,9 @@ type network struct {
 
 func (n *network) block(from, to string) { n.blocked[way{from, to}] = true }
 
+// isOpen reports whether what comes now gets through.
+func (n *network) isOpen(k way) bool { return !n.blocked[k] && len(n.stalled[k]) == 0 }
+
 // open lets what was stalled through: TCP sends it again.
 func (n *network) open(from, to string) {
 	k := way{from, to}
@@ -80,7 +83,7 @@ func (n *network) arrive(p *pipe, at time.Duration, f func()) {
 	n.w.at(at, func() {
 		switch {
 		case p.broken:
-		case n.blocked[p.way] || len(n.stalled[p.way]) > 0:
+		case !n.isOpen(p.way):
 			n.stalled[p.way] = append(n.stalled[p.way], func() { n.arrive(p, n.w.now, f) })
 		default:
 			f()
@@ -118,7 +121,7 @@ type request struct {
 	serve func(b *bookieProcess, reply func(answer func()))
 	// fail tells the sender that no answer will come.
 	fail     func(err *bookiewire.Error)
-	forget   func() // the end of its context is of no interest any more; may be nil
+	ends     *ender // of its context, which is of no interest once it has been answered; may be nil
 	answered bool
 }
 
@@ -151,9 +154,7 @@ func (r *request) end(f func()) {
 		return
 	}
 	r.answered = true
-	if r.forget != nil {
-		r.forget()
-	}
+	r.ends.forget()
 	f()
 }
 

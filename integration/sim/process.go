@@ -22,7 +22,11 @@ type process struct {
 	backlog []func()
 	tasks   []*task
 	parked  []*task  // those of tasks that wait for channels
+	looked  []looked // what poll has to look at for them
+	own     []owned  // what the simulation itself tells them
+	waking  bool     // parked is being gone through
 	ends    []*ender // what is told when a context ends
+	due     []*ender // those of timeouts that have ended
 	sched   *scheduler
 	idle    bool // what is delivered turns out to be nothing, and has woken nobody
 }
@@ -38,10 +42,11 @@ func (p *process) kill() {
 	p.up, p.paused, p.backlog = false, false, nil
 	p.life++
 	tasks := p.tasks
-	p.tasks, p.parked, p.ends = nil, nil, nil
+	p.tasks, p.parked, p.looked, p.own, p.ends = nil, nil, nil, nil, nil
 	for _, t := range tasks {
 		t.kill()
 	}
+	p.due = nil
 }
 
 func (p *process) pause() { p.paused = true }
@@ -53,9 +58,8 @@ func (p *process) resume() {
 	p.paused = false
 	backlog := p.backlog
 	p.backlog = nil
-	life := p.life
 	for _, f := range backlog {
-		p.k.after(0, func() { p.deliver(life, f) })
+		p.after(0, f)
 	}
 }
 
@@ -87,6 +91,16 @@ func (p *process) do(f func()) {
 func (p *process) poll() {
 	for again := true; again; {
 		again = false
+		for len(p.due) > 0 {
+			due := p.due
+			p.due = nil
+			for _, e := range due {
+				if !e.gone {
+					e.gone = true
+					e.f(e.ctx.Err())
+				}
+			}
+		}
 		gone := false
 		var last <-chan struct{} // known not to have ended
 		for i := range len(p.ends) {
@@ -105,26 +119,155 @@ func (p *process) poll() {
 			p.ends = slices.DeleteFunc(p.ends, func(e *ender) bool { return e.gone })
 		}
 	}
-	for i, t := range p.parked {
-		if t.mayGoOn() {
-			p.wake(i)
+	for i := range p.looked {
+		if mayBeReady(p.looked[i].c) {
+			p.wake()
 			return
 		}
 	}
 }
 
-// wake has those of parked that are ready go on; none is before the i-th.
-func (p *process) wake(i int) {
-	kept := p.parked[:i]
-	for _, t := range p.parked[i:] {
+// wake has those of parked that are ready go on.
+func (p *process) wake() {
+	p.waking = true
+	kept := p.parked[:0]
+	for _, t := range p.parked {
 		if !t.mayGoOn() || !t.ready() {
 			kept = append(kept, t)
 			continue
 		}
-		p.after(p.k.wakeDelay(), t.step)
+		p.unwatch(t)
+		p.after(p.k.wakeDelay(), t.goOn)
 	}
 	clear(p.parked[len(kept):])
-	p.parked = kept
+	p.parked, p.waking = kept, false
+}
+
+// looked is a channel that parked tasks wait for, so many of them.
+type looked struct {
+	c     <-chan struct{}
+	tasks int
+}
+
+// owned is a channel of the simulation's own that a parked task waits for.
+type owned struct {
+	c <-chan struct{}
+	t *task
+}
+
+// ownCapacity is what channels have that the simulation itself closes, which says so with fire: poll does not look at them.
+// Nothing is sent on them.
+const ownCapacity = 7
+
+// fire closes a channel of the simulation's own, and whoever waits for it goes on: the first at once. It is called in a
+// delivery, and reports whether anybody did.
+func (p *process) fire(c chan struct{}) bool {
+	close(c)
+	first := p.waiter(c)
+	if first == nil {
+		return false
+	}
+	p.wakeWaiters(c)
+	first.step()
+	return true
+}
+
+// wakeWaiters has those go on who wait for a channel of the simulation's own that was just closed.
+func (p *process) wakeWaiters(c <-chan struct{}) {
+	if p.waking {
+		panic("sim: a context has ended, and poll did not know")
+	}
+	for t := p.waiter(c); t != nil; t = p.waiter(c) {
+		p.after(p.k.wakeDelay(), t.goOn)
+	}
+}
+
+// waiter takes out of parked one that waits for a channel that was just closed; nil: nobody does.
+func (p *process) waiter(c <-chan struct{}) *task {
+	for i := range p.own {
+		if p.own[i].c != c {
+			continue
+		}
+		t := p.own[i].t
+		p.unwatch(t)
+		at := slices.Index(p.parked, t)
+		p.parked = slices.Delete(p.parked, at, at+1)
+		if !t.ready() {
+			panic("sim: a wait is not over when its channel is closed")
+		}
+		return t
+	}
+	return nil
+}
+
+// watch notes what a task that is parked from now on is woken by.
+func (p *process) watch(t *task) {
+	t.watches = 0
+	for _, c := range t.channels {
+		p.watchOne(t, c)
+	}
+	p.watchOne(t, t.ctx.Done())
+}
+
+func (p *process) watchOne(t *task, c <-chan struct{}) {
+	if c == nil {
+		return
+	}
+	t.watched[t.watches] = c
+	t.watches++
+	if cap(c) == ownCapacity {
+		p.own = append(p.own, owned{c, t})
+		return
+	}
+	for i := range p.looked {
+		if p.looked[i].c == c {
+			p.looked[i].tasks++
+			return
+		}
+	}
+	p.looked = append(p.looked, looked{c, 1})
+}
+
+// unwatch forgets what watch has noted.
+func (p *process) unwatch(t *task) {
+	for _, c := range t.watched[:t.watches] {
+		if cap(c) == ownCapacity {
+			for i := range p.own {
+				if p.own[i].t == t && p.own[i].c == c {
+					n := len(p.own) - 1
+					p.own[i], p.own[n] = p.own[n], owned{}
+					p.own = p.own[:n]
+					break
+				}
+			}
+			continue
+		}
+		for i := range p.looked {
+			if p.looked[i].c != c {
+				continue
+			}
+			if p.looked[i].tasks--; p.looked[i].tasks == 0 {
+				n := len(p.looked) - 1
+				p.looked[i], p.looked[n] = p.looked[n], looked{}
+				p.looked = p.looked[:n]
+			}
+			break
+		}
+	}
+}
+
+// mayBeReady reports whether something waits in a channel, or it is closed. It takes nothing out.
+func mayBeReady(c <-chan struct{}) bool {
+	if cap(c) > 0 && len(c) > 0 {
+		return true
+	}
+	// An empty one is closed, or not ready: nobody sends on those that hold nothing.
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -138,8 +281,7 @@ func isClosed(c <-chan struct{}) bool {
 
 // after has f run in this life.
 func (p *process) after(d time.Duration, f func()) {
-	life := p.life
-	p.k.after(d, func() { p.deliver(life, f) })
+	p.k.push(event{at: p.k.now + d, run: f, p: p, life: p.life})
 }
 
 // wakeDelay is how long what can go on is kept waiting for a processor.
@@ -159,15 +301,29 @@ type ender struct {
 	gone bool
 }
 
-// onEnd calls f with the error of ctx once that has ended, unless forget is called first.
-func (p *process) onEnd(ctx context.Context, f func(err error)) (forget func()) {
+// onEnd calls f with the error of ctx once that has ended, unless the ender is told to forget first. It returns nil for a
+// context that never ends.
+func (p *process) onEnd(ctx context.Context, f func(err error)) *ender {
 	done := ctx.Done()
 	if done == nil {
-		return func() {}
+		return nil
 	}
 	e := &ender{ctx: ctx, done: done, f: f}
+	if c, ok := ctx.Value(deadlineKey{}).(*deadlineContext); ok && c.done == done {
+		if len(c.enders) == cap(c.enders) {
+			c.enders = slices.DeleteFunc(c.enders, func(e *ender) bool { return e.gone })
+		}
+		c.enders = append(c.enders, e)
+		return e
+	}
 	p.ends = append(p.ends, e)
-	return func() { e.gone = true }
+	return e
+}
+
+func (e *ender) forget() {
+	if e != nil {
+		e.gone, e.f = true, nil
+	}
 }
 
 // task is straight-line code of a process with waits in it, as a coroutine: it runs until it waits, and goes on when what
@@ -176,8 +332,10 @@ type task struct {
 	p     *process
 	w     *worker
 	f     func(t *task)
+	at    int // in p.tasks
 	ended bool
 	dead  bool   // it is being unwound
+	goOn  func() // step
 	after func() // if set, it is called each time when it has run until a wait
 
 	// What Wait waits for, and what came of it.
@@ -186,16 +344,13 @@ type task struct {
 	index    int
 	err      error
 	// watched are what it is woken by, while it is parked: those of channels, and that of ctx.
-	watched [len(sched.Channels{}) + 1]struct {
-		c      <-chan struct{}
-		queued bool // things wait in it, it need not be closed
-	}
+	watched [len(sched.Channels{}) + 1]<-chan struct{}
 	watches int
 }
 
 // worker is a coroutine that runs one task after the other.
 type worker struct {
-	t     *task
+	t     task // the one of now
 	next  func() (func(wake func()), bool)
 	stop  func()
 	yield func(func(wake func())) bool
@@ -233,21 +388,22 @@ func (t *task) run() {
 
 // spawn starts f now.
 func (p *process) spawn(f func(t *task)) {
-	t := &task{p: p, f: f}
+	k := p.k
+	var w *worker
+	if n := len(k.workers); n > 0 {
+		w, k.workers = k.workers[n-1], k.workers[:n-1]
+	} else {
+		w = k.newWorker()
+		w.t.goOn = w.t.step
+	}
+	t := &w.t
+	*t = task{p: p, w: w, f: f, at: len(p.tasks), goOn: t.goOn}
 	p.tasks = append(p.tasks, t)
 	t.step()
 }
 
 func (t *task) step() {
 	k := t.p.k
-	if t.w == nil {
-		if n := len(k.workers); n > 0 {
-			t.w, k.workers = k.workers[n-1], k.workers[:n-1]
-		} else {
-			t.w = k.newWorker()
-		}
-		t.w.t = t
-	}
 	outer := k.running
 	k.running = t
 	begin, _ := t.w.next()
@@ -256,15 +412,18 @@ func (t *task) step() {
 		t.after()
 	}
 	if t.ended {
-		t.w.t = nil
 		k.workers = append(k.workers, t.w)
-		if i := slices.Index(t.p.tasks, t); i >= 0 {
-			t.p.tasks = slices.Delete(t.p.tasks, i, i+1)
+		if all := t.p.tasks; t.at < len(all) && all[t.at] == t {
+			n := len(all) - 1
+			last := all[n]
+			all[t.at], last.at, all[n] = last, t.at, nil
+			t.p.tasks = all[:n]
 		}
+		t.f = nil
 		return
 	}
 	if begin == nil {
-		t.watch()
+		t.p.watch(t)
 		t.p.parked = append(t.p.parked, t)
 		return
 	}
@@ -274,15 +433,12 @@ func (t *task) step() {
 			panic("sim: a task is woken twice")
 		}
 		woken = true
-		t.p.deliver(life, t.step)
+		t.p.deliver(life, t.goOn)
 	})
 }
 
 // kill unwinds the task: its deferred calls run, and what they do is of no consequence.
 func (t *task) kill() {
-	if t.w == nil {
-		return
-	}
 	k := t.p.k
 	t.dead = true
 	outer := k.running
@@ -302,37 +458,8 @@ func (t *task) await(begin func(wake func())) {
 // park waits until poll finds one of the channels or the context ready.
 func (t *task) park() { t.await(nil) }
 
-// watch gathers what a parked task is woken by.
-func (t *task) watch() {
-	t.watches = 0
-	add := func(c <-chan struct{}) {
-		if c != nil {
-			t.watched[t.watches].c, t.watched[t.watches].queued = c, cap(c) > 0
-			t.watches++
-		}
-	}
-	for _, c := range t.channels {
-		add(c)
-	}
-	add(t.ctx.Done())
-}
-
 // mayGoOn reports whether ready would say so. It takes nothing out of a channel.
-func (t *task) mayGoOn() bool {
-	for i := range t.watched[:t.watches] {
-		w := &t.watched[i]
-		if w.queued && len(w.c) > 0 {
-			return true
-		}
-		// An empty one is closed, or not ready: nobody sends on the others.
-		select {
-		case <-w.c:
-			return true
-		default:
-		}
-	}
-	return false
-}
+func (t *task) mayGoOn() bool { return slices.ContainsFunc(t.watched[:t.watches], mayBeReady) }
 
 // ready reports whether the wait is over. If several things are ready, one is drawn.
 func (t *task) ready() bool {

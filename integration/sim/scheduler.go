@@ -16,7 +16,10 @@ type scheduler struct {
 	skew time.Duration // of the clock, which does not follow the machine's
 }
 
-var _ sched.Scheduler = (*scheduler)(nil)
+var (
+	_ sched.Scheduler = (*scheduler)(nil)
+	_ sched.Timers    = (*scheduler)(nil)
+)
 
 func (s *scheduler) over() bool { return s.life != s.p.life || !s.p.up }
 
@@ -38,6 +41,35 @@ func (s *scheduler) AfterFunc(d time.Duration, f func()) (stop func() bool) {
 		ended = true
 		return first
 	}
+}
+
+// Timer implements sched.Timers: who waits for the channel goes on when it is closed, and no task closes it.
+func (s *scheduler) Timer(d time.Duration) (_ <-chan struct{}, stop func() bool) {
+	t := &timer{p: s.p, c: make(chan struct{}, ownCapacity)}
+	if !s.over() {
+		s.p.after(max(d, 0)+s.p.k.wakeDelay(), t.fire)
+	}
+	return t.c, t.stop
+}
+
+type timer struct {
+	p     *process
+	c     chan struct{}
+	ended bool
+}
+
+func (t *timer) fire() {
+	if t.ended {
+		t.p.idle = true
+		return
+	}
+	t.ended = true
+	t.p.idle = !t.p.fire(t.c)
+}
+
+func (t *timer) stop() (first bool) {
+	first, t.ended = !t.ended, true
+	return first
 }
 
 // start has f run as a task, unless *ended, which is set then.
@@ -88,18 +120,17 @@ func (s *scheduler) task() *task {
 
 // WithTimeout implements sched.Scheduler.
 func (s *scheduler) WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	c := &deadlineContext{parent: ctx, deadline: s.Now().Add(d), done: make(chan struct{})}
+	c := &deadlineContext{p: s.p, parent: ctx, deadline: s.Now().Add(d), done: make(chan struct{}, ownCapacity)}
 	if before, ok := ctx.Deadline(); ok && before.Before(c.deadline) {
 		c.deadline = before
 	}
-	forget := s.p.onEnd(ctx, c.end)
+	c.ends = s.p.onEnd(ctx, c.end)
 	if !s.over() {
 		s.p.after(max(d, 0), func() {
 			s.p.idle = c.err != nil // as nearly always
 			c.end(context.DeadlineExceeded)
 		})
 	}
-	c.forget = forget
 	if err := ctx.Err(); err != nil {
 		c.end(err)
 	}
@@ -109,13 +140,18 @@ func (s *scheduler) WithTimeout(ctx context.Context, d time.Duration) (context.C
 // deadlineContext is what context.WithTimeout returns, by simulated time. Contexts of package context that are made of it
 // end with it, with its error.
 type deadlineContext struct {
+	p        *process
 	parent   context.Context //nolint:containedctx // as package context has it
 	deadline time.Time
 	done     chan struct{}
 	err      error
-	forget   func()
+	ends     *ender // of parent
 	after    []*func()
+	enders   []*ender // made of it
 }
+
+// deadlineKey is what a deadlineContext has itself as a value of.
+type deadlineKey struct{}
 
 func (c *deadlineContext) end(err error) {
 	if c.err != nil {
@@ -123,14 +159,17 @@ func (c *deadlineContext) end(err error) {
 	}
 	c.err = err
 	close(c.done)
-	if c.forget != nil {
-		c.forget()
-	}
+	c.ends.forget()
 	after := c.after
 	c.after = nil
 	for _, f := range after {
 		(*f)()
 	}
+	if len(c.enders) > 0 { // which poll tells: whoever ends c may hold what they need
+		c.p.due = append(c.p.due, c.enders...)
+		c.enders = nil
+	}
+	c.p.wakeWaiters(c.done)
 }
 
 // Deadline implements context.Context.
@@ -153,7 +192,12 @@ func (c *deadlineContext) Err() error {
 }
 
 // Value implements context.Context.
-func (c *deadlineContext) Value(key any) any { return c.parent.Value(key) }
+func (c *deadlineContext) Value(key any) any {
+	if key == (deadlineKey{}) {
+		return c
+	}
+	return c.parent.Value(key)
+}
 
 // AfterFunc is how package context ends the contexts that it makes of this one.
 func (c *deadlineContext) AfterFunc(f func()) (stop func() bool) {

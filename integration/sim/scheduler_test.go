@@ -137,6 +137,49 @@ func TestSchedulerTokens(t *testing.T) {
 	p.kill()
 }
 
+// Whoever waits for a timer, or for the end of a timeout, goes on then, at once or in a moment; a timer that is stopped wakes nobody.
+func TestSchedulerTellsWhoWaits(t *testing.T) {
+	t.Parallel()
+	k, p := started(1)
+	s := p.sched
+	passed, _ := sched.After(s, time.Second)
+	never, stop := sched.After(s, time.Second)
+	if !stop() || stop() {
+		t.Error("stopped twice")
+	}
+	outer, cancel := s.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	inner, cancelInner := s.WithTimeout(context.WithValue(outer, 1, 2), 2*time.Hour) //nolint:staticcheck // any key does
+	defer cancelInner()
+	woken := 0
+	for range 3 {
+		s.Go(func() {
+			for _, c := range []<-chan struct{}{passed, passed} {
+				if i, err := s.Wait(inner, sched.Channels{2: c}); i != 2 || err != nil {
+					t.Errorf("%d, %v", i, err)
+				}
+				woken++
+			}
+			if _, err := s.Wait(inner, sched.Channels{never}); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			woken++
+		})
+	}
+	k.runFor(2 * time.Second)
+	if woken != 6 {
+		t.Errorf("woken %d times of 6", woken)
+	}
+	s.Go(cancel)
+	k.runFor(time.Second)
+	if woken != 9 || inner.Err() == nil {
+		t.Errorf("woken %d times of 9, %v", woken, inner.Err())
+	}
+	if len(p.parked)+len(p.looked)+len(p.own)+len(p.tasks) != 0 {
+		t.Error("something is left")
+	}
+}
+
 // A kill unwinds what waits, and nothing of that life happens any more. What is paused waits.
 func TestSchedulerKill(t *testing.T) {
 	t.Parallel()

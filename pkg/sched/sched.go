@@ -28,6 +28,12 @@ type Scheduler interface {
 	WithTimeout(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc)
 }
 
+// Timers is what a [Scheduler] may be as well, if it has something better for [After] than a function beside everything else.
+type Timers interface {
+	// Timer is [After].
+	Timer(d time.Duration) (_ <-chan struct{}, stop func() bool)
+}
+
 // Real is the product's scheduler: goroutines, the clock, select.
 var Real Scheduler = realTime{}
 
@@ -78,6 +84,9 @@ func N[T ~int | ~int64](s Scheduler, n T) T { return T(s.Uint64() % uint64(n)) }
 
 // After returns a channel that is closed after d, unless stop is called first.
 func After(s Scheduler, d time.Duration) (_ <-chan struct{}, stop func() bool) {
+	if t, ok := s.(Timers); ok {
+		return t.Timer(d)
+	}
 	passed := make(chan struct{})
 	return passed, s.AfterFunc(d, func() { close(passed) })
 }

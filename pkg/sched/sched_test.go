@@ -75,6 +75,27 @@ func TestSleep(t *testing.T) {
 	})
 }
 
+// timers is a scheduler with timers of its own.
+type timers struct {
+	sched.Scheduler
+	asked time.Duration
+}
+
+func (s *timers) Timer(d time.Duration) (_ <-chan struct{}, stop func() bool) {
+	s.asked = d
+	passed := make(chan struct{})
+	close(passed)
+	return passed, func() bool { return false }
+}
+
+func TestSleepGoesByTheTimersOfAScheduler(t *testing.T) {
+	t.Parallel()
+	s := &timers{Scheduler: sched.Real}
+	if err := sched.Sleep(t.Context(), s, time.Hour); err != nil || s.asked != time.Hour {
+		t.Fatalf("%v, asked for %v", err, s.asked)
+	}
+}
+
 func TestGroupWaitsForItsMembers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
