@@ -172,43 +172,73 @@ func (b *broker) leave(patience time.Duration) {
 
 // ping is an ownership.Pinger: one stream after the other to whoever is at the peer's address.
 func (b *broker) ping(ctx context.Context, peer meta.BrokerInfo, pong func(draining bool), refused func(error)) {
-	w := b.w
-	to := w.brokers[slices.IndexFunc(w.brokers, func(o *broker) bool { return o.name == peer.Peer })]
-	life := b.life
+	to := b.w.brokers[slices.IndexFunc(b.w.brokers, func(o *broker) bool { return o.name == peer.Peer })]
 	for ctx.Err() == nil {
-		there, back := &pipe{way: way{b.name, to.name}}, &pipe{way: way{to.name, b.name}}
-		server, broke := to.life, make(chan struct{})
-		breaks := func(refusal bool) {
-			there.broken, back.broken = true, true
-			close(broke)
-			if refusal {
-				refused(errors.New("connection refused"))
-			}
-		}
-		for {
-			w.net.send(there, func() {
-				if !to.up || to.life != server {
-					w.net.send(back, func() {
-						b.deliver(life, func() { breaks(!to.up) })
-						back.broken = true
-					})
-					there.broken = true
-					return
-				}
-				to.deliver(server, func() {
-					draining := to.draining
-					w.net.send(back, func() { b.deliver(life, func() { pong(draining) }) })
-				})
-			})
-			wait, stop := sched.After(b.sched, ownership.PingEvery)
-			if i, err := b.sched.Wait(ctx, sched.Channels{broke, wait}); err != nil || i == 0 {
-				stop()
-				break
-			}
-		}
-		there.broken, back.broken = true, true
+		s := &pingStream{from: b, to: to, life: b.life, server: to.life, pong: pong, refused: refused, broke: make(chan struct{}, ownCapacity)}
+		s.there.way, s.back.way = way{b.name, to.name}, way{to.name, b.name}
+		s.ping()
+		_, _ = b.sched.Wait(ctx, sched.Channels{s.broke})
+		s.there.broken, s.back.broken = true, true
 		_ = sched.Sleep(ctx, b.sched, ownership.PingEvery)
 	}
+}
+
+// pingStream is a stream of pings, as a chain of events.
+type pingStream struct {
+	from, to     *broker
+	life, server int // of from and of to
+	there, back  pipe
+	pong         func(draining bool)
+	refused      func(error)
+	broke        chan struct{}
+}
+
+// ping sends one, and the next one in a while.
+func (s *pingStream) ping() {
+	if s.back.broken {
+		return
+	}
+	w := s.from.w
+	s.from.after(ownership.PingEvery+w.wakeDelay(), func() {
+		s.from.idle = true // this wakes nobody
+		s.ping()
+	})
+	if s.to.up && !s.to.paused && s.to.life == s.server && s.there.last <= w.now && w.net.isOpen(s.there.way) && w.net.isOpen(s.back.way) {
+		// As if it took no time to get there, and the answer both ways' time.
+		s.back.last = max(s.back.last, w.now+w.net.delay())
+		s.answer()
+		return
+	}
+	w.net.send(&s.there, s.arrived)
+}
+
+func (s *pingStream) arrived() {
+	if s.to.up && s.to.life == s.server {
+		s.to.deliver(s.server, func() {
+			s.to.idle = true
+			s.answer()
+		})
+		return
+	}
+	s.there.broken = true
+	s.from.w.net.send(&s.back, func() {
+		s.from.deliver(s.life, s.breaks)
+		s.back.broken = true
+	})
+}
+
+// breaks is the end of a stream that whoever is there now does not know, or refuses.
+func (s *pingStream) breaks() {
+	s.there.broken, s.back.broken = true, true
+	if !s.to.up {
+		s.refused(errors.New("connection refused"))
+	}
+	s.from.fire(s.broke)
+}
+
+func (s *pingStream) answer() {
+	draining := s.to.draining
+	s.from.w.net.send(&s.back, func() { s.from.deliver(s.life, func() { s.pong(draining) }) })
 }
 
 // unrest has brokers stop hearing each other, or leave in good order, every now and then in all runs, so that
