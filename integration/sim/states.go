@@ -83,7 +83,11 @@ type stateRun struct {
 	session *stateSession
 	loaded  [stateOwners]bool
 	loading bool
+	asking  int // clients that wait for their calls to be taken in
 }
+
+// maxAsking keeps a log that takes nothing in for long from being asked by ever more clients: each costs all that happens.
+const maxAsking = 24
 
 func (k *states) open(ctx context.Context, b *broker, tp *topic, guard meta.Guard) (service, error) {
 	return k.openLog(ctx, b, tp, guard)
@@ -114,10 +118,12 @@ func (r *stateRun) shutdown() { r.log.Shutdown() }
 
 func (r *stateRun) work() {
 	w := r.k.w
-	if r.session != r.k.newest {
+	if r.session != r.k.newest || r.asking >= maxAsking {
 		return
 	}
+	r.asking++
 	r.b.sched.Go(func() {
+		defer func() { r.asking-- }()
 		ctx, cancel := r.b.sched.WithTimeout(context.Background(), openPatience)
 		defer cancel()
 		for range 1 + w.rng.IntN(4) {
