@@ -117,7 +117,7 @@ func (w *world) forget() {
 	}
 	w.etcd.restore(w.copied)
 	w.restored = true
-	w.strain = strain{changes: map[entry.LedgerID]int{}, fruitless: map[meta.ChainID]int{}}
+	w.strain = strain{changes: map[entry.LedgerID]int{}, fruitless: map[meta.ChainID]int{}, closed: map[entry.LedgerID]bool{}}
 	w.run(w.now+10*time.Second, w.failed) // and again
 	for _, k := range w.bookies {
 		if w.chance(2) {
@@ -145,7 +145,8 @@ const (
 	// maxChanges is of one ledger: those of a writer that never gets anywhere double their pauses until it rolls, and one
 	// that does has maxFragments.
 	maxChanges = 40
-	// maxFruitless counts the ledgers of one chain that are closed with nothing in them, by rolls or takeovers.
+	// maxFruitless counts the ledgers of one chain in a row that are closed with nothing in them, by rolls or takeovers. One in
+	// which something was stored ends the row: whoever stores asks for rolls, too.
 	maxFruitless = 20
 )
 
@@ -153,6 +154,7 @@ const (
 type strain struct {
 	changes   map[entry.LedgerID]int
 	fruitless map[meta.ChainID]int
+	closed    map[entry.LedgerID]bool // seen so; repair goes on changing them
 }
 
 // restoredChanged takes what a broker has changed of a ledger.
@@ -166,9 +168,14 @@ func (w *world) restoredChanged(id entry.LedgerID) {
 		if w.strain.changes[id]++; w.strain.changes[id] > maxChanges {
 			w.fail("pace", ledgerSubject(id), "ledger %d is changed more than %d times within %v after etcd was restored: %s", id, maxChanges, afterRestore, w.fragments(l.Fragments))
 		}
-	case l.State == meta.LedgerClosed && l.Last == entry.NoEntry:
+	case l.State != meta.LedgerClosed || w.strain.closed[id]:
+	case l.Last != entry.NoEntry:
+		w.strain.closed[id] = true
+		w.strain.fruitless[l.Chain] = 0
+	default:
+		w.strain.closed[id] = true
 		if w.strain.fruitless[l.Chain]++; w.strain.fruitless[l.Chain] > maxFruitless {
-			w.fail("pace", ledgerSubject(id), "more than %d ledgers of %s are closed with nothing in them within %v after etcd was restored", maxFruitless, l.Chain, afterRestore)
+			w.fail("pace", ledgerSubject(id), "more than %d ledgers of %s in a row are closed with nothing in them within %v after etcd was restored", maxFruitless, l.Chain, afterRestore)
 		}
 	}
 }
