@@ -116,7 +116,7 @@ func (w *world) forget() {
 		w.copied = w.another()
 	}
 	w.etcd.restore(w.copied)
-	w.restored = true
+	w.restored, w.restoredAt = true, w.now
 	w.strain = strain{changes: map[entry.LedgerID]int{}, fruitless: map[meta.ChainID]int{}, closed: map[entry.LedgerID]bool{}}
 	w.run(w.now+10*time.Second, w.failed) // and again
 	for _, k := range w.bookies {

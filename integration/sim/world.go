@@ -88,13 +88,14 @@ var clusterUUID = entry.UUID{0x5e, 0xed}
 // world is one cluster under one seed.
 type world struct {
 	*kernel
-	opt      Options
-	healed   bool
-	ending   bool             // no more work is given
-	copied   *etcdmodel.Model // of etcd, some time ago
-	restored bool             // etcd was, from the copy: nothing holds any more but I11 and the pace
-	strain   strain           // then
-	failure  *Failure
+	opt        Options
+	healed     bool
+	ending     bool             // no more work is given
+	copied     *etcdmodel.Model // of etcd, some time ago
+	restored   bool             // etcd was, from the copy: nothing holds any more but I11 and the pace
+	restoredAt time.Duration
+	strain     strain // then
+	failure    *Failure
 
 	replication  meta.Replication
 	limits       chain.Limits
