@@ -457,7 +457,10 @@ func (v *view) remove(ctx context.Context) {
 	err := v.st.set.Remove(ctx, g.name, true)
 	v.trace("removed: error %v", err != nil)
 	if err == nil && v.t.subs[g.name] == g && (g.newest == v || g.newest == nil) {
-		g.ensured, g.created = false, false
-		delete(v.t.subs, g.name)
+		g.created = false
+		if !v.st.outdated() { // else somebody may have asked a later owner for it since
+			g.ensured = false
+			delete(v.t.subs, g.name)
+		}
 	}
 }
