@@ -411,6 +411,9 @@ func (r *stateRun) close(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // likewise
 	}
+	if owner.Epoch != r.session.epoch {
+		return nil // whoever has it now looks
+	}
 	again, err := r.k.openLog(ctx, r.b, r.topic, meta.Guard{Bundle: r.topic.bundle, Epoch: owner.Epoch})
 	if err != nil {
 		return err
