@@ -201,6 +201,13 @@ func (s *stream) Stop(why error) {
 	s.nudge()
 }
 
+// why says with what word it was stopped.
+func (s *stream) why() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopped
+}
+
 func (s *stream) nudge() {
 	select {
 	case s.changed <- struct{}{}:

@@ -243,7 +243,8 @@ func (s *Set) Known() ([]*Subscription, bool) {
 	return slices.Clone(s.list()), s.loaded && len(s.unsure) == 0
 }
 
-// Remove forgets a subscription for good. One with consumers is refused without force.
+// Remove forgets a subscription for good. One with consumers is refused without force. Nobody is told that it is gone before
+// that is durable: until then its consumers go on, and changes are to be tried again.
 func (s *Set) Remove(ctx context.Context, name string, force bool) error {
 	sub, err := s.Get(ctx, name)
 	if err != nil {
@@ -256,20 +257,25 @@ func (s *Set) Remove(ctx context.Context, name string, force bool) error {
 		return err
 	}
 	sub.mu.Lock()
-	sub.deleted = true
+	sub.deleting = true
 	records := sub.cur.Delete()
+	sub.mu.Unlock()
+	err = sub.write(records, (cursor.Batch{Records: records}).Split)
+	sub.mu.Lock()
+	if err == nil {
+		sub.deleted = true
+	} else {
+		sub.failed = err // the next owner may find it there
+	}
 	waiting := sub.waiting
 	sub.waiting = nil
 	gone := sub.refusal()
+	sub.leave()
 	sub.mu.Unlock()
 	for _, w := range waiting {
 		w.done(gone)
 	}
 	sub.disconnect(gone)
-	err = sub.write(records, (cursor.Batch{Records: records}).Split)
-	sub.mu.Lock()
-	sub.leave()
-	sub.mu.Unlock()
 	s.mu.Lock()
 	delete(s.byName, name)
 	s.sorted = nil

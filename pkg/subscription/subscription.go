@@ -31,8 +31,9 @@ type Subscription struct {
 	flushing bool
 	idle     chan struct{} // closed when the flush under way ends; nil without one
 	failed   error         // nothing is confirmed any more: the state log refused, or the process is stopping
-	deleted  bool
-	ended    bool // the topic is not served any more: what the log has of the subscription is another cursor's to change
+	deleting bool          // the log is being told, or was
+	deleted  bool          // … and has it
+	ended    bool          // the topic is not served any more: what the log has of the subscription is another cursor's to change
 
 	// attaching guards who consumes; it is held while a consumer comes or goes, and taken before mu.
 	attaching sched.Turn
@@ -197,6 +198,8 @@ func (s *Subscription) refusal() error {
 		return refuse(NotFound, "subscription %s of %s was deleted", s.name, s.set.cfg.Name)
 	case s.failed != nil:
 		return fmt.Errorf("subscription %s of %s: %w", s.name, s.set.cfg.Name, s.failed)
+	case s.deleting:
+		return refuse(Unavailable, "subscription %s of %s is being deleted; try again", s.name, s.set.cfg.Name)
 	case s.ended:
 		return fmt.Errorf("subscription %s of %s: %w", s.name, s.set.cfg.Name, topic.ErrClosed)
 	}

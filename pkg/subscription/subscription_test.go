@@ -255,6 +255,53 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// Nobody is told that a subscription is deleted before that is durable: if it fails the next owner has it, and consumers that
+// were told otherwise do not come back.
+func TestADeletionIsToldWhenItIsDurable(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("lost=%v", lost), func(t *testing.T) {
+			t.Parallel()
+			s := serve(t, chaintest.New(t, etcd.Client(), 3))
+			s.publish(3)
+			sub, st := s.ensure("s"), newStream()
+			c, err := sub.Attach(st, subscription.Shared, dispatch.Consumer{})
+			check(t, err)
+			defer c.Close()
+			release := s.hold()
+			removed := make(chan error, 1)
+			go func() { removed <- s.set.Remove(t.Context(), "s", true) }()
+			for { // until the deletion is under way
+				other, err := sub.Attach(newStream(), subscription.Shared, dispatch.Consumer{})
+				if err != nil {
+					break
+				}
+				other.Close()
+			}
+			if err := c.Ack([]cursor.Range{{First: 0, End: 1}}, 0, nil); reason(t, err) != subscription.Unavailable {
+				t.Errorf("an acknowledgement while a deletion is under way: %v", err)
+			}
+			if why := st.why(); why != nil {
+				t.Errorf("a consumer is told before the deletion is durable: %v", why)
+			}
+			if lost {
+				s.log.Shutdown()
+			}
+			release()
+			err = <-removed
+			var gone *subscription.Error
+			isGone := errors.As(st.why(), &gone) && gone.Reason == subscription.NotFound
+			if (err != nil) != lost || st.why() == nil || isGone == lost {
+				t.Errorf("deletion: %v; the consumer is told %v", err, st.why())
+			}
+			err = c.Ack([]cursor.Range{{First: 0, End: 1}}, 0, nil)
+			if isGone = errors.As(err, &gone) && gone.Reason == subscription.NotFound; err == nil || isGone == lost {
+				t.Errorf("an acknowledgement afterwards: %v", err)
+			}
+		})
+	}
+}
+
 // When nothing is written any more, since the process is stopping, whoever waits for that is told so.
 func TestNobodyWaitsForWhatIsNotWritten(t *testing.T) {
 	t.Parallel()
