@@ -129,7 +129,7 @@ func (a *admin) DeleteTopic(ctx context.Context, req *brokerv1.DeleteTopicReques
 			}
 		}
 	}
-	marked, err := a.b.deps.Meta.MarkTopicDeleting(ctx, name.String())
+	marked, err := a.b.deps.Meta.MarkThisTopicDeleting(ctx, record) // not one that was created in its place, and that may be in use
 	if err != nil {
 		return nil, statusError(fmt.Errorf("delete topic %s: %w", name, err))
 	}

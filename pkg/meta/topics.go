@@ -103,11 +103,17 @@ func (s *Store) ListTopics(ctx context.Context, namespace string) ([]Topic, erro
 // whoever finds it so may go on with that. It returns [ErrNotFound] when there is none, or the topic goes meanwhile; one
 // that is created in its place is left alone.
 func (s *Store) MarkTopicDeleting(ctx context.Context, name string) (Topic, error) {
-	const op = "mark topic deleting"
 	topic, err := s.GetTopic(ctx, name)
 	if err != nil {
 		return Topic{}, err
 	}
+	return s.MarkThisTopicDeleting(ctx, topic)
+}
+
+// MarkThisTopicDeleting is [Store.MarkTopicDeleting] of a topic whose record was read before.
+func (s *Store) MarkThisTopicDeleting(ctx context.Context, topic Topic) (Topic, error) {
+	const op = "mark topic deleting"
+	name := topic.Name
 	for !topic.Deleting {
 		next := topic
 		next.Deleting = true

@@ -219,6 +219,9 @@ func TestWhatIsCreatedAnewIsNotDeleted(t *testing.T) {
 	if _, err := s.MarkTopicDeleting(ctx, f.topic.Name); !errors.Is(err, meta.ErrNotFound) {
 		t.Errorf("mark a topic that is gone: %v", err)
 	}
+	if _, err := f.MarkThisTopicDeleting(ctx, f.topic); !errors.Is(err, meta.ErrNotFound) {
+		t.Errorf("mark a topic that was read before it went: %v", err)
+	}
 	if got, err := f.GetTopic(ctx, f.topic.Name); err != nil || got != fresh {
 		t.Errorf("the topic that was created anew is %+v, %v", got, err)
 	}
