@@ -81,3 +81,13 @@ func (n *Node) Opener(ctx context.Context, topic string) (func(context.Context) 
 		return err
 	}, nil
 }
+
+// Tidy looks after a topic of whose namespace no policies are set, or known.
+func (n *Node) Tidy(ctx context.Context, topic string, known bool) error {
+	t, err := n.broker.topicFor(ctx, topic, false, false)
+	if err != nil {
+		return err
+	}
+	t.tidy(ctx, meta.Policies{}, known)
+	return nil
+}

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -38,7 +39,8 @@ func (b *Broker) keepHouse(ctx context.Context) {
 					return
 				}
 				work.Go(func() {
-					t.tidy(ctx)
+					ns, known := b.deps.Cache.Namespace(t.name.NamespaceName())
+					t.tidy(ctx, ns.Policies, known)
 					t.inTidy.Store(false)
 					<-room
 				})
@@ -47,8 +49,9 @@ func (b *Broker) keepHouse(ctx context.Context) {
 	}
 }
 
-// tidy looks after one topic, unless it is no longer served, and until then. What fails is tried again next time.
-func (t *servedTopic) tidy(ctx context.Context) {
+// tidy looks after one topic, unless it is no longer served, and until then. What fails is tried again next time. Without its
+// policies, because the namespace's record is damaged or of a newer version, nothing is trimmed: they may ask for it.
+func (t *servedTopic) tidy(ctx context.Context, policies meta.Policies, known bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	t.tidying.Lock()
@@ -57,7 +60,10 @@ func (t *servedTopic) tidy(ctx context.Context) {
 	if t.inUse.Err() != nil {
 		return
 	}
-	policies := t.u.b.policies(t.name.NamespaceName())
+	trim := t.trim
+	if !known {
+		trim = func(context.Context, meta.Policies) error { return errPoliciesUnknown }
+	}
 	for _, step := range []struct {
 		what string
 		do   func(context.Context, meta.Policies) error
@@ -65,13 +71,15 @@ func (t *servedTopic) tidy(ctx context.Context) {
 		{"expire messages", t.applyTTL},
 		{"apply the backlog quota", t.evict},
 		{"snapshot producers' sequences", t.snapshotProducers},
-		{"trim", t.trim},
+		{"trim", trim},
 	} {
 		if err := step.do(ctx, policies); err != nil && ctx.Err() == nil {
 			t.u.b.log.Warn("housekeeping failed; trying again", "what", step.what, "topic", t.name, "error", err)
 		}
 	}
 }
+
+var errPoliciesUnknown = errors.New("the namespace's record cannot be read, and so nobody knows what is to be retained")
 
 // applyTTL acknowledges unread what is older than the namespace allows.
 func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/broker"
 	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -17,8 +18,13 @@ import (
 // start brings a cluster of one broker up, and connects to it.
 func start(t *testing.T) (*standalone.Cluster, *client.Client) {
 	t.Helper()
+	return startWith(t, broker.Config{})
+}
+
+func startWith(t *testing.T, cfg broker.Config) (*standalone.Cluster, *client.Client) {
+	t.Helper()
 	cluster, err := standalone.Start(t.Context(), standalone.Config{
-		Dir: t.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 16 << 20, UnsafeNoFsync: true,
+		Dir: t.TempDir(), LeaseTTL: 2 * time.Second, Version: "test", SegmentSize: 16 << 20, UnsafeNoFsync: true, Broker: cfg,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -190,5 +196,37 @@ func TestATopicThatIsGoneIsNotServedInThePlaceOfTheNext(t *testing.T) {
 	}
 	if all := got.GetSubscriptions(); len(all) != 1 || all[0].GetName() != "s" {
 		t.Fatalf("subscriptions %v", all)
+	}
+}
+
+// What may be retained is not deleted while nobody can tell, since the namespace's record cannot be read.
+func TestNothingIsTrimmedByPoliciesThatAreNotKnown(t *testing.T) {
+	t.Parallel()
+	cluster, k := startWith(t, broker.Config{RollBytes: 4 << 10, HousekeepingEvery: time.Hour})
+	const name = "public/default/orders"
+	p, err := k.Producer(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	describe := func() *brokerv1.DescribeTopicResponse {
+		d, err := k.Admin().DescribeTopic(t.Context(), &brokerv1.DescribeTopicRequest{Topic: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for len(describe().GetLedgers()) < 3 {
+		if _, err := p.Publish(t.Context(), &client.Message{Value: make([]byte, 1024)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := cluster.Brokers()[0]
+	for _, known := range []bool{false, true} {
+		if err := node.Tidy(t.Context(), name, known); err != nil {
+			t.Fatal(err)
+		}
+		if at := describe().GetEarliestOffset(); at > 0 != known {
+			t.Errorf("policies known: %v, and the topic begins at offset %d", known, at)
+		}
 	}
 }
