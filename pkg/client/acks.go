@@ -167,19 +167,35 @@ const namedRanges = 8
 
 // unanswered says which acknowledgements no broker has confirmed yet, for people; "" is none.
 func (a *acker) unanswered() string {
+	all := a.outstanding()
+	return all.offsets()
+}
+
+// outstanding returns the acknowledgements that no broker has confirmed yet, without who waits for them.
+func (a *acker) outstanding() ackGroup {
 	var all ackGroup
-	all.merge(&a.pending)
+	all.note(&a.pending)
 	for _, g := range a.inFlight {
-		all.merge(g)
+		all.note(g)
 	}
+	return all
+}
+
+// note adds what other acknowledges, without who waits for it.
+func (g *ackGroup) note(other *ackGroup) {
+	g.merge(&ackGroup{ranges: other.ranges, cumulative: other.cumulative})
+}
+
+// offsets names what is acknowledged, for people; "" is nothing.
+func (g *ackGroup) offsets() string {
 	var parts []string
-	if all.cumulative != nil {
-		parts = append(parts, fmt.Sprintf("up to %d", *all.cumulative))
+	if g.cumulative != nil {
+		parts = append(parts, fmt.Sprintf("up to %d", *g.cumulative))
 	}
-	for i, r := range all.ranges.ranges {
+	for i, r := range g.ranges.ranges {
 		switch {
 		case i == namedRanges:
-			parts = append(parts, fmt.Sprintf("and %d ranges more", len(all.ranges.ranges)-i))
+			parts = append(parts, fmt.Sprintf("and %d ranges more", len(g.ranges.ranges)-i))
 		case i > namedRanges:
 		case r.first == r.last:
 			parts = append(parts, fmt.Sprint(r.first))

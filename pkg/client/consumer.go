@@ -292,7 +292,8 @@ func (s *Consumer) Unsubscribe(ctx context.Context) error {
 }
 
 // Close waits until what was acknowledged is durable, closes the streams, and waits until the brokers have let the
-// consumer go, all bounded by ctx, or by 10 s where that has no deadline. Messages that were received and not
+// consumer go, all bounded by ctx, or by 10 s where that has no deadline. What was not confirmed before the consumer ended by
+// itself is an error too. Messages that were received and not
 // acknowledged are delivered again to another consumer, or the next.
 func (s *Consumer) Close(ctx context.Context) error {
 	s.closeOnce.Do(func() {
@@ -347,19 +348,25 @@ func (s *Consumer) leave(ctx context.Context) {
 func (s *Consumer) settle(ctx context.Context, p *subStream) error {
 	var waiters []chan error
 	s.mu.Lock()
-	if s.err == nil {
-		now := time.Now()
-		if !p.in.acks.pending.empty() {
-			w := make(chan error, 1)
-			p.in.acks.pending.waiters = append(p.in.acks.pending.waiters, w)
-			p.in.acks.flushNow(now)
-			waiters = append(waiters, w)
+	if s.err != nil { // it ended by itself, and nobody answers any more
+		defer s.mu.Unlock()
+		left := p.in.acks.outstanding()
+		left.note(&p.left)
+		if left.empty() {
+			return nil
 		}
-		for _, g := range p.in.acks.inFlight {
-			w := make(chan error, 1)
-			g.waiters = append(g.waiters, w)
-			waiters = append(waiters, w)
-		}
+		return unknownOutcome("acknowledge", p.topic, fmt.Errorf("not confirmed: offsets %s: %w", left.offsets(), s.err))
+	}
+	if !p.in.acks.pending.empty() {
+		w := make(chan error, 1)
+		p.in.acks.pending.waiters = append(p.in.acks.pending.waiters, w)
+		p.in.acks.flushNow(time.Now())
+		waiters = append(waiters, w)
+	}
+	for _, g := range p.in.acks.inFlight {
+		w := make(chan error, 1)
+		g.waiters = append(g.waiters, w)
+		waiters = append(waiters, w)
 	}
 	s.mu.Unlock()
 	nudge(p.wake)

@@ -122,6 +122,40 @@ func TestCloseSaysWhatIsUnanswered(t *testing.T) {
 	}
 }
 
+// TestCloseSaysWhatWasNotAcknowledged: a consumer that ended by itself does not pass for one whose acknowledgements are durable.
+func TestCloseSaysWhatWasNotAcknowledged(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 1)
+	c := connect(t, cl.urls())
+	p := openProducer(t, c)
+	for i := range 3 {
+		if _, err := p.Publish(t.Context(), &client.Message{Value: value(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cl.mu.Lock()
+	cl.holdAck = true
+	cl.mu.Unlock()
+	s := subscribe(t, c)
+	held, err := s.ReceiveBatch(t.Context(), 3, time.Minute)
+	if err != nil || len(held) != 3 {
+		t.Fatal(held, err)
+	}
+	held[0].AckAsync()
+	cl.mu.Lock()
+	cl.breakOff = &brokerv1.Error{Code: brokerv1.Code_CODE_NOT_FOUND, Message: "deleted"}
+	cl.changed.Broadcast()
+	cl.mu.Unlock()
+	_, err = s.Receive(t.Context())
+	mustCode(t, err, client.CodeNotFound)
+	held[2].AckAsync()
+	err = s.Close(t.Context())
+	mustCode(t, err, client.CodeOutcomeUnknown)
+	if !strings.Contains(err.Error(), "not confirmed: offsets 0, 2: ") {
+		t.Fatal(err)
+	}
+}
+
 // TestEveryBrokerReplaced: all brokers that a client has met are gone at once, under addresses that never come back;
 // the name in its URL leads to others.
 func TestEveryBrokerReplaced(t *testing.T) {

@@ -43,7 +43,8 @@ type subStream struct {
 	serving  bool // a stream is open, and ends in good order when the consumer leaves
 	// incarnation is the subscription's, on the latest stream: another one on the next says that it was moved between.
 	incarnation []byte
-	retry       backoff // of acknowledgements that failed for now
+	retry       backoff  // of acknowledgements that failed for now
+	left        ackGroup // what was acknowledged and never confirmed when the consumer ended
 }
 
 type nackItem struct {
@@ -133,6 +134,8 @@ func (s *subStream) lost(opened bool, e *Error) {
 // forget ends the acknowledgements that nobody will answer.
 func (s *subStream) forget() {
 	s.c.mu.Lock()
+	all := s.in.acks.outstanding()
+	s.left.note(&all)
 	waiters := s.in.acks.reset()
 	var err error = closedError("acknowledge", s.topic)
 	if s.c.err != nil {
@@ -506,6 +509,9 @@ func (s *subStream) ack(d *Delivery, waiter chan error, cumulative bool) {
 		err = &Error{Code: CodeInvalid, Op: "acknowledge", Topic: s.topic, Err: errReader}
 	case s.c.err != nil:
 		err = s.c.err
+		if waiter == nil && d.epoch == s.in.epoch { // Close says it
+			s.left.ranges.add(d.ID.Offset)
+		}
 	case s.life.Err() != nil:
 		err = closedError("acknowledge", s.topic)
 	case d.epoch != s.in.epoch:
