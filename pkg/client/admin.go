@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -18,8 +19,9 @@ import (
 // ownership has moved, the call follows; where no broker answers, it is tried again until its context ends.
 // Errors are of type [*Error].
 //
-// A call that changes something, was sent, and got no answer is not repeated: it fails with an unknown outcome
-// (see [OutcomeUnknown]), and the caller looks at what happened.
+// A call that changes something, was sent, and got no answer is not repeated, unless that leads to the same state: it fails
+// with an unknown outcome (see [OutcomeUnknown]), as one does that is repeated until its context ends, and the caller looks
+// at what happened.
 func (c *Client) Admin() brokerv1.AdminClient { return brokerv1.NewAdminClient(&router{c: c}) }
 
 // router is a connection to whichever broker should get a call.
@@ -36,7 +38,7 @@ var ownerOnly = map[string]bool{
 	brokerv1.Admin_DeleteSubscription_FullMethodName:   true,
 }
 
-// reads lists the calls that change nothing, which may be repeated whatever happened.
+// reads lists the calls that change nothing.
 var reads = map[string]bool{
 	brokerv1.Admin_ListTopics_FullMethodName:           true,
 	brokerv1.Admin_DescribeTopic_FullMethodName:        true,
@@ -49,7 +51,10 @@ var reads = map[string]bool{
 	brokerv1.Admin_ListBookies_FullMethodName:          true,
 	brokerv1.Admin_ListLedgers_FullMethodName:          true,
 	brokerv1.Admin_DescribeLedger_FullMethodName:       true,
-	// Repeating these leads to the same state.
+}
+
+// repeatable lists the calls that change something, and lead to the same state when they are repeated.
+var repeatable = map[string]bool{
 	brokerv1.Admin_SeekSubscription_FullMethodName: true,
 	brokerv1.Admin_UnloadTopic_FullMethodName:      true,
 	brokerv1.Admin_UpdateNamespace_FullMethodName:  true,
@@ -89,6 +94,13 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 	var hint owner
 	var avoid string
 	var last error
+	sent := false // and may be done, for all that is known
+	giveUp := func() error {
+		if sent {
+			return unknownOutcome(op, topic, fmt.Errorf("%w; last attempt: %w", causeOf(ctx), last))
+		}
+		return gaveUp(op, topic, causeOf(ctx), last)
+	}
 	for {
 		if r.c.life.Err() != nil {
 			return closedError(op, topic)
@@ -104,7 +116,10 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 				return nil
 			}
 			if !reads[method] && mayBeDone(err) {
-				return unknownOutcome(op, topic, fromStatus(op, topic, conn.url, err))
+				if !repeatable[method] {
+					return unknownOutcome(op, topic, fromStatus(op, topic, conn.url, err))
+				}
+				sent = true
 			}
 			err = fromStatus(op, topic, conn.url, err)
 			if hint.url != "" && ctx.Err() == nil {
@@ -118,7 +133,7 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 			if last == nil {
 				last = err
 			}
-			return gaveUp(op, topic, causeOf(ctx), last)
+			return giveUp()
 		case !e.Retryable:
 			return err
 		case e.moved != nil:
@@ -126,7 +141,7 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 		}
 		last = err
 		if !pause(ctx, b.next()) {
-			return gaveUp(op, topic, causeOf(ctx), last)
+			return giveUp()
 		}
 	}
 }

@@ -38,8 +38,10 @@ type cluster struct {
 	onBatch func(b *brokerv1.Batch) verdict
 	onOpen  func()
 	holdAck bool // acknowledgements are stored, not answered
-	starts  []*brokerv1.Subscribe
-	fatal   *brokerv1.Error // answer to opens
+	// holdSeek: subscriptions are moved, and that is not answered.
+	holdSeek bool
+	starts   []*brokerv1.Subscribe
+	fatal    *brokerv1.Error // answer to opens
 	// breakOff ends one consume stream.
 	breakOff *brokerv1.Error
 	streams  int // open
@@ -317,18 +319,27 @@ func (b *broker) ListSubscriptions(ctx context.Context, r *brokerv1.ListSubscrip
 	return out, nil
 }
 
-func (b *broker) SeekSubscription(_ context.Context, r *brokerv1.SeekSubscriptionRequest) (*brokerv1.SeekSubscriptionResponse, error) {
+func (b *broker) SeekSubscription(ctx context.Context, r *brokerv1.SeekSubscriptionRequest) (*brokerv1.SeekSubscriptionResponse, error) {
+	answer, hold, err := b.seek(r)
+	if hold {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	return answer, err
+}
+
+func (b *broker) seek(r *brokerv1.SeekSubscriptionRequest) (answer *brokerv1.SeekSubscriptionResponse, hold bool, err error) {
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
 	if b.c.owner != b {
-		return nil, b.notOwner()
+		return nil, false, b.notOwner()
 	}
 	t := b.c.topic(r.GetTopic())
 	s := b.c.sub(r.GetTopic(), r.GetSubscription())
 	to := startOf(r.GetTo(), t)
 	s.seek(to)
 	b.c.changed.Broadcast()
-	return &brokerv1.SeekSubscriptionResponse{Offset: to}, nil
+	return &brokerv1.SeekSubscriptionResponse{Offset: to}, b.c.holdSeek, nil
 }
 
 // seek moves a subscription.

@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -152,6 +153,29 @@ func TestCloseSaysWhatWasNotAcknowledged(t *testing.T) {
 	err = s.Close(t.Context())
 	mustCode(t, err, client.CodeOutcomeUnknown)
 	if !strings.Contains(err.Error(), "not confirmed: offsets 0, 2: ") {
+		t.Fatal(err)
+	}
+}
+
+// TestASeekThatIsNotAnsweredMayBeDone: a call that changes something and is repeated until its context ends does not pass for
+// one that was never made.
+func TestASeekThatIsNotAnsweredMayBeDone(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 1)
+	c := connect(t, cl.urls())
+	s := subscribe(t, c)
+	cl.mu.Lock()
+	cl.holdSeek = true
+	cl.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.Seek(ctx, client.Earliest()) }()
+	cl.until("the subscription is moved", func() bool { return cl.sub(orders, "sub").kicked > 0 })
+	cancel()
+	err := <-done
+	mustCode(t, err, client.CodeOutcomeUnknown)
+	if !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 }
