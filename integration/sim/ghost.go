@@ -274,16 +274,17 @@ func (g *ghost) booted(b *bookieProcess, loss ledgerstore.Loss) {
 
 // deleted is a bookie about to delete a ledger: the record must say that it goes, or that it is closed and not the bookie's.
 func (g *ghost) deleted(b *bookieProcess, id entry.LedgerID) {
-	// What etcd said just before it was restored may be on its way yet, and was true.
-	onItsWay := g.ledger(id).record.State == meta.LedgerDeleting && g.w.now-g.w.restoredAt <= 10*time.Millisecond
-	if g.w.restored && !onItsWay {
-		g.w.fail("I11", ledgerSubject(id), "%s deletes ledger %d after etcd was restored from an older copy", b.name, id)
-	}
 	l := g.ledger(id).record
 	named := slices.ContainsFunc(l.Fragments, func(f meta.Fragment) bool {
 		return slices.ContainsFunc(f.Slots, func(s meta.Slot) bool { return s.UUID == b.uuid })
 	})
-	if l.State != meta.LedgerDeleting && (l.State != meta.LedgerClosed || named) {
+	right := l.State == meta.LedgerDeleting || l.State == meta.LedgerClosed && !named
+	// What etcd said just before it was restored may be on its way yet, and was true.
+	onItsWay := right && g.w.now-g.w.restoredAt <= 10*time.Millisecond
+	switch {
+	case g.w.restored && !onItsWay:
+		g.w.fail("I11", ledgerSubject(id), "%s deletes ledger %d after etcd was restored from an older copy", b.name, id)
+	case !right:
 		invariant := "16"
 		if b.lie != truthful {
 			invariant = "I11"
