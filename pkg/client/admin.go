@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
@@ -109,13 +110,14 @@ func (r *router) Invoke(ctx context.Context, method string, args, reply any, opt
 		hint = owner{}
 		if err == nil {
 			avoid = conn.url
+			var reached peer.Peer
 			err = r.call(ctx, conn, method, topic, &hint, func(ctx context.Context) error {
-				return conn.cc.Invoke(ctx, method, args, reply, opts...)
+				return conn.cc.Invoke(ctx, method, args, reply, append(slices.Clip(opts), grpc.Peer(&reached))...)
 			})
 			if err == nil {
 				return nil
 			}
-			if !reads[method] && mayBeDone(err) {
+			if !reads[method] && reached.Addr != nil && mayBeDone(err) {
 				if !repeatable[method] {
 					return unknownOutcome(op, topic, fromStatus(op, topic, conn.url, err))
 				}
@@ -207,8 +209,7 @@ func (s *adminStream) RecvMsg(m any) error {
 	return fromStatus(s.op, "", s.broker, err)
 }
 
-// mayBeDone tells whether a failed call may have reached a broker that never answered. gRPC has no type for
-// a call that found no connection, only its text.
+// mayBeDone tells whether a failed call that had a connection may have reached a broker that never answered.
 func mayBeDone(err error) bool {
 	s, ok := status.FromError(err)
 	if !ok || len(s.Details()) > 0 {
@@ -216,13 +217,8 @@ func mayBeDone(err error) bool {
 	}
 	switch s.Code() {
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return true
 	default:
 		return false
 	}
-	for _, text := range []string{"Error while dialing", "waiting for connections to become ready", "last connection error"} {
-		if strings.Contains(s.Message(), text) {
-			return false
-		}
-	}
-	return true
 }

@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -176,6 +177,33 @@ func TestASeekThatIsNotAnsweredMayBeDone(t *testing.T) {
 	err := <-done
 	mustCode(t, err, client.CodeOutcomeUnknown)
 	if !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+}
+
+// TestAChangeThatFindsNoBrokerIsNotDone: a connection that is never ready carried nothing.
+func TestAChangeThatFindsNoBrokerIsNotDone(t *testing.T) {
+	t.Parallel()
+	dialed := make(chan struct{}, 16)
+	c := connect(t, "penstock://brokers.example:7650", client.WithDialer(func(context.Context, string) (net.Conn, error) {
+		here, there := net.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, there) }() // until the client closes its end
+		select {
+		case dialed <- struct{}{}:
+		default:
+		}
+		return here, nil
+	}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.Admin().CreateTopic(ctx, &brokerv1.CreateTopicRequest{Topic: orders})
+		done <- err
+	}()
+	<-dialed
+	cancel()
+	if err := <-done; err == nil || client.OutcomeUnknown(err) || !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 }
