@@ -164,7 +164,8 @@ type producer struct {
 	given       uint64 // the last epoch that it was let in with, by letBy
 	letBy       *dataTopic
 	rank        rank
-	asking      int  // opens under way for a new incarnation
+	asked       bool // to be let in as a new incarnation
+	asking      int  // opens under way for that
 	heard       int  // of the attempts of its name that ended, those before its own
 	dead        bool // superseded
 	lingers     bool // all the same, it comes back until it is told so

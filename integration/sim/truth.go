@@ -249,6 +249,7 @@ func (t *dataTopic) stored(msg *message, o entry.Offset) {
 	}
 	sure := msg.level == ledger.AckQuorum || msg.level == ledger.AckAll
 	switch {
+	case !msg.dedup && before.incarnation != msg.incarnation: // without deduplication only its owner keeps an older one out
 	case msg.incarnation.before(before.incarnation):
 		w.fail("I2", s, "message %d of incarnation %v of %s comes after one of incarnation %v", msg.number, msg.incarnation, msg.producer, before.incarnation)
 	case before.incarnation.before(msg.incarnation):
@@ -286,8 +287,8 @@ func (st *servedTopic) attempt(p *producer, fresh bool) (ended func(letIn bool))
 	if !fresh {
 		return func(bool) {}
 	}
-	if p.asking == 0 {
-		p.heard = a.ended
+	if !p.asked { // later requests are for the same incarnation
+		p.asked, p.heard = true, a.ended
 	}
 	a.underWay++
 	p.asking++
