@@ -77,7 +77,7 @@ func (s setback) pause() time.Duration {
 	if s.n < 2 {
 		return 0
 	}
-	return min(reopenPauseMin<<min(s.n-2, 20), reopenPauseMax)
+	return sched.Doubled(reopenPauseMin, s.n-2, reopenPauseMax)
 }
 
 // slot is a topic that is being opened, or is open.

@@ -582,28 +582,3 @@ func (c *Chain) watch(w *ledger.Writer) {
 
 // watchIdle is how long a chain's watcher stays after the last append in flight, at most.
 const watchIdle = time.Second
-
-var items sync.Pool
-
-func getItem() *Item {
-	it, ok := items.Get().(*Item)
-	if !ok {
-		it = new(Item)
-		it.cb = it.onDone
-	}
-	return it
-}
-
-func putItem(it *Item) {
-	*it = Item{cb: it.cb}
-	items.Put(it)
-}
-
-var outboxes = sync.Pool{New: func() any { s := make([]Action, 0, 64); return &s }}
-
-func getOutbox() []Action { return (*outboxes.Get().(*[]Action))[:0] } //nolint:forcetypeassert // likewise
-
-func putOutbox(s []Action) {
-	clear(s)
-	outboxes.Put(&s)
-}

@@ -306,7 +306,7 @@ func rollPause(fruitless int) time.Duration {
 	if fruitless == 0 {
 		return 0
 	}
-	return min(rollPauseMin<<min(fruitless-1, 20), rollPauseMax)
+	return sched.Doubled(rollPauseMin, fruitless-1, rollPauseMax)
 }
 
 const (

@@ -317,15 +317,13 @@ func (w *window) certain(b *batch) {
 	if w.doubtful.empty() || !b.explicit {
 		return
 	}
-	for id := b.first; id <= b.last; id++ {
-		if w.doubtful.remove(entry.Offset(id)) {
-			w.redeemed.add(entry.Offset(id))
+	for i := range b.last - b.first + 1 { // the last id may be the highest that there is
+		if id := entry.Offset(b.first + i); w.doubtful.remove(id) {
+			w.redeemed.add(id)
 		}
 	}
 	if all := w.redeemed.ranges; len(all) > maxDoubtful {
-		for id := all[0].first; id <= all[0].last; id++ {
-			w.doubtful.add(id)
-		}
+		w.doubtful.merge(rangeSet{ranges: all[:1]})
 		w.redeemed.ranges = slices.Delete(all, 0, 1)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -610,4 +611,16 @@ func TestWindowModel(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The highest sequence id that there is can be doubtful, and turn out to be stored.
+func TestTheHighestSequenceIDIsCertain(t *testing.T) {
+	t.Parallel()
+	const highest = math.MaxUint64
+	w := &window{dedup: true}
+	w.doubtful.add(highest)
+	w.certain(&batch{explicit: true, first: highest, last: highest})
+	if !w.doubtful.empty() || !w.redeemed.contains(highest) {
+		t.Errorf("doubtful %v, redeemed %v", w.doubtful.ranges, w.redeemed.ranges)
+	}
 }

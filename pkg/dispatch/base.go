@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/cursor"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // consumer is a connected consumer.
@@ -295,7 +296,7 @@ func (b *base) ReadFailed(id uint64, err error, now time.Time) {
 	}
 	b.abandonRead()
 	b.failure = err
-	pause := min(b.cfg.RetryMin<<min(b.failures, 20), b.cfg.RetryMax)
+	pause := sched.Doubled(b.cfg.RetryMin, b.failures, b.cfg.RetryMax)
 	b.failures++
 	b.retryAt = now.Add(pause)
 }

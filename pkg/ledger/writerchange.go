@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/quorum"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 const (
@@ -180,7 +181,7 @@ func (c *WriterCore) changed() {
 	if ch.futile++; ch.futile == 1 {
 		return
 	}
-	pause := min(c.cfg.RetryAfter/4<<min(ch.futile-2, 20), 25*c.cfg.RetryAfter)
+	pause := sched.Doubled(c.cfg.RetryAfter/4, ch.futile-2, 25*c.cfg.RetryAfter)
 	if pause <= 0 { // it is configured to be none
 		return
 	}

@@ -76,7 +76,7 @@ func newStore(kv pb.KVClient, cli *clientv3.Client, s sched.Scheduler, cluster s
 
 // attempt bounds attempt n, counted from 0.
 func (s *Store) attempt(ctx context.Context, n int) (context.Context, context.CancelFunc) {
-	return s.sched.WithTimeout(ctx, min(attemptFirst<<min(n, 10), attemptMost))
+	return s.sched.WithTimeout(ctx, sched.Doubled(attemptFirst, n, attemptMost))
 }
 
 // closed reports that the client was closed.

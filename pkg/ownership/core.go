@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Limits of how often a bundle changes hands by this broker's doing.
@@ -396,7 +397,7 @@ func (b *bundleState) pause() time.Duration {
 	if b.phase != idle || b.setbacks < 2 {
 		return retryPause
 	}
-	return min(retryPause<<min(b.setbacks-1, 20), setbackPauseMax)
+	return sched.Doubled(retryPause, b.setbacks-1, setbackPauseMax)
 }
 
 func (c *Core) shouldTake(id meta.BundleID, b *bundleState) bool {

@@ -82,6 +82,11 @@ func (realTime) WithTimeout(ctx context.Context, d time.Duration) (context.Conte
 // N is a random number of 0 … n-1.
 func N[T ~int | ~int64](s Scheduler, n T) T { return T(s.Uint64() % uint64(n)) }
 
+// Doubled is the pause after n failures in a row beyond the first: first, doubled n times, at the most most.
+func Doubled(first time.Duration, n int, most time.Duration) time.Duration {
+	return min(first<<min(n, 20), most)
+}
+
 // After returns a channel that is closed after d, unless stop is called first.
 func After(s Scheduler, d time.Duration) (_ <-chan struct{}, stop func() bool) {
 	if t, ok := s.(Timers); ok {

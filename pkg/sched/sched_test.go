@@ -155,3 +155,15 @@ func TestTurnHasOneHolder(t *testing.T) {
 		turn.Give()
 	})
 }
+
+func TestDoubled(t *testing.T) {
+	t.Parallel()
+	for n, want := range []time.Duration{50, 100, 200, 250, 250} {
+		if got := sched.Doubled(50, n, 250); got != want {
+			t.Errorf("after %d: %d, want %d", n, got, want)
+		}
+	}
+	if got := sched.Doubled(time.Second, 1_000_000, time.Minute); got != time.Minute {
+		t.Errorf("after a million: %v", got)
+	}
+}
