@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"maps"
@@ -374,7 +375,7 @@ func (v *view) nacked(r *consuming, one cursor.Range, delay time.Duration) {
 	for range r.held.Within(one) {
 		held = true
 	}
-	if !held {
+	if !held || v.replaced(r) {
 		return
 	}
 	if delay > 0 {
@@ -384,6 +385,18 @@ func (v *view) nacked(r *consuming, one cursor.Range, delay time.Duration) {
 		one.End = ^entry.Offset(0)
 	}
 	r.held.Remove(one)
+}
+
+// replaced reports whether another consumer of a Failover subscription is the active one in r's place, which r need not
+// have heard yet: what it held was given back as that one came, without a delay.
+func (v *view) replaced(r *consuming) bool {
+	if r.from.kind != subscription.Failover {
+		return false
+	}
+	first := slices.MinFunc(v.consumers, func(a, b *consuming) int { // the first of equals is who came first
+		return cmp.Or(cmp.Compare(a.from.priority, b.from.priority), cmp.Compare(a.from.name, b.from.name))
+	})
+	return first != r
 }
 
 // left notes that a consumer is gone.
