@@ -26,6 +26,6 @@
 //
 // Each entry names the owners of the one before. So an entry that no bookie gives fails the loads of those with an
 // *[UnreadableError], and nobody else's; each such load tries to read it again, and once that succeeds nothing is
-// missing. Until then the log goes on, but is not shortened. If the entry after it is missing too, or there is none, nothing
+// missing. Until then the log goes on, but is not shortened; whenever it should be, that read is tried as well. If the entry after it is missing too, or there is none, nothing
 // tells whose state it holds: then the log is not opened, which is worth retrying.
 package statelog

@@ -351,7 +351,11 @@ func (l *Log) onLost(err error) {
 // *[UnreadableError] does for as long as no bookie can give an entry that holds some of it.
 func (l *Log) Load(ctx context.Context, owner string) ([]Record, error) {
 	for {
-		if err := l.closeGap(ctx, owner); err != nil {
+		g, err := l.closeGap(ctx, hashOf(owner))
+		if err == nil && g != nil {
+			err = &UnreadableError{Owner: owner, Position: g.at, Err: g.err}
+		}
+		if err != nil {
 			return nil, fmt.Errorf("load state of %s: %w", owner, err)
 		}
 		l.mu.Lock()
@@ -368,7 +372,7 @@ func (l *Log) Load(ctx context.Context, owner string) ([]Record, error) {
 			}
 		}
 		l.mu.Unlock()
-		err := l.values(ctx, items)
+		err = l.values(ctx, items)
 		if errors.Is(err, chain.ErrTrimmed) {
 			continue // rewritten meanwhile
 		}

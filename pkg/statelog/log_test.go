@@ -550,6 +550,34 @@ func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {
 	loads("e", rec("e", 1, "k", "newer"))
 }
 
+// An entry that could not be read for a while keeps the log from being shortened for that while, even if nobody ever asks
+// for the state in it.
+func TestAnUnreadableEntryIsReadOnceTheLogIsToBeShortened(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	const floor = 256 << 10
+	l := f.open(f.Takeover(), statelog.Config{FloorBytes: floor})
+	put(t, l, rec("idle", 1, "k", "old"))
+	put(t, l, rec("idle", 1, "k", "new")) // entry 1
+	put(t, l, rec("a", 1, "k", "v"))
+	f.unreadable(l.Chain().Runs()[0].Ledger, 1)
+	l = f.open(f.Takeover(), statelog.Config{FloorBytes: floor})
+	f.readable()
+	value := strings.Repeat("v", 2000)
+	// When it is shortened meanwhile depends on how fast that goes.
+	total := int64(0)
+	for i := 0; i < 1000 || i < 10_000 && total > floor; i++ {
+		put(t, l, rec("a", 1, strconv.Itoa(i%10), value))
+		total, _ = l.Size()
+	}
+	if total > floor {
+		t.Fatalf("the log has %d bytes, allowed are %d", total, floor)
+	}
+	if got, err := l.Load(t.Context(), "idle"); err != nil || len(got) != 1 || string(got[0].Value) != "new" {
+		t.Fatal(got, err)
+	}
+}
+
 // While nothing tells whose state is missing, the log is not opened: nobody's is taken for complete.
 func TestUnreadableEntriesThatNothingTellsOfKeepTheLogShut(t *testing.T) {
 	t.Parallel()

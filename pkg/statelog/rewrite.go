@@ -23,12 +23,15 @@ func (l *Log) rollBytes() int64 { return max(l.limit()/16, 64<<10) }
 // maybeRewrite starts to make the log shorter if it is at three quarters of its limit, so that appends that go on
 // meanwhile stay below. mu is held.
 func (l *Log) maybeRewrite() {
-	if l.rewriting || l.stuck || l.doubt != nil || len(l.gaps) > 0 || l.err != nil || l.total <= l.limit()/4*3 || l.env.Now().Before(l.notBefore) {
+	if l.rewriting || l.stuck || l.doubt != nil || l.err != nil || l.total <= l.limit()/4*3 || l.env.Now().Before(l.notBefore) {
 		return
 	}
 	l.rewriting = true
 	l.g.Go(func() {
-		err := l.shorten()
+		err := l.closeGaps(l.ctx)
+		if err == nil {
+			err = l.shorten()
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.rewriting = false

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -141,20 +143,20 @@ type rebuild struct {
 	missed []chain.Entry // stored meanwhile
 }
 
-// closeGap returns an *UnreadableError if some of the owner's state lies in an entry that cannot be read. If it can be by
-// now, everything is replayed, since what it holds may be superseded or deleted by what came after it.
-func (l *Log) closeGap(ctx context.Context, owner string) error {
+// closeGap returns the entry with some of an owner's state that cannot be read, if there is one. If it can be by now,
+// everything is replayed, since what it holds may be superseded or deleted by what came after it.
+func (l *Log) closeGap(ctx context.Context, owner uint64) (*gap, error) {
 	for {
 		l.mu.Lock()
-		g, missing := l.gaps[hashOf(owner)]
+		g, missing := l.gaps[owner]
 		running := l.rebuild
 		l.mu.Unlock()
 		if !missing {
-			return nil
+			return nil, nil //nolint:nilnil // there is none
 		}
 		if running != nil {
 			if _, err := l.s.Wait(ctx, sched.Channels{running.done}); err != nil {
-				return err //nolint:wrapcheck // as a context says it
+				return nil, err //nolint:wrapcheck // as a context says it
 			}
 			continue
 		}
@@ -163,10 +165,29 @@ func (l *Log) closeGap(ctx context.Context, owner string) error {
 			err = g.err
 		}
 		if err != nil {
-			return &UnreadableError{Owner: owner, Position: g.at, Err: err}
+			return &gap{at: g.at, err: err}, nil
 		}
 		if err := l.replayAgain(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// closeGaps closes all of them: the state of an owner that is gone, or not in use, is loaded by nobody.
+func (l *Log) closeGaps(ctx context.Context) error {
+	for {
+		l.mu.Lock()
+		owners := slices.Sorted(maps.Keys(l.gaps))
+		l.mu.Unlock()
+		if len(owners) == 0 {
+			return nil
+		}
+		g, err := l.closeGap(ctx, owners[0])
+		if err != nil {
 			return err
+		}
+		if g != nil {
+			return fmt.Errorf("read entry %v: %w", g.at, g.err)
 		}
 	}
 }
