@@ -423,16 +423,15 @@ func (c *Chain) start(fn func()) {
 func (c *Chain) spawn(fn func()) {
 	c.running++
 	c.env.Sched.Go(func() {
-		defer func() {
-			c.mu.Lock()
-			c.running--
-			if c.running == 0 && c.quiet != nil {
-				close(c.quiet)
-				c.quiet = nil
-			}
-			c.mu.Unlock()
-		}()
 		fn()
+		// Not deferred: an assertion that fails under mu must stop the process, and would wait here for ever.
+		c.mu.Lock()
+		c.running--
+		if c.running == 0 && c.quiet != nil {
+			close(c.quiet)
+			c.quiet = nil
+		}
+		c.mu.Unlock()
 	})
 }
 

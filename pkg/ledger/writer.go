@@ -311,13 +311,11 @@ func (w *Writer) inBackground(f func()) {
 	w.background++
 	w.mu.Unlock()
 	w.env.Sched.Go(func() {
-		defer func() {
-			w.mu.Lock()
-			w.background--
-			w.calm()
-			w.mu.Unlock()
-		}()
 		f()
+		w.mu.Lock() // not deferred: an assertion that fails under mu would wait here instead of stopping the process
+		w.background--
+		w.calm()
+		w.mu.Unlock()
 	})
 }
 
