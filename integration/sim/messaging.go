@@ -427,9 +427,7 @@ func (st *servedTopic) tidy() {
 		if at, err := st.log.OffsetAt(ctx, w.clock().Add(-m.ttl).UnixMilli()); err == nil {
 			subs, _ := st.set.List(ctx)
 			for _, sub := range subs {
-				v := st.view(sub)
-				v.applied(nil, at)
-				if err := sub.Expire(at); err != nil {
+				if err := st.view(sub).expire(at); err != nil {
 					return
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -280,15 +281,24 @@ func (v *view) acked(ranges []cursor.Range) {
 	}
 }
 
-// applied notes an expiry.
-func (v *view) applied(ranges []cursor.Range, upTo entry.Offset) {
+// expire has what lies below an offset expire. That is noted first, as it is applied before the call returns; one that is
+// refused, for instance while the subscription is being deleted, is refused at once and leaves what was.
+func (v *view) expire(upTo entry.Offset) error {
 	v.sync()
 	if upTo > v.sub.Floor() {
 		v.trace("what lies below %d expires", upTo)
 	}
-	ranges = append(ranges, cursor.Range{End: upTo})
-	v.applies(v.gen, ranges)
-	v.acked(ranges)
+	below := cursor.Range{End: upTo}
+	left := slices.Collect(missingOf(&v.has, below))
+	v.applies(v.gen, []cursor.Range{below})
+	v.acked([]cursor.Range{below})
+	err := v.sub.Expire(upTo)
+	if err != nil {
+		for _, r := range left {
+			v.has.Remove(r)
+		}
+	}
+	return err //nolint:wrapcheck // it says what failed
 }
 
 // confirmed is the broker's word that acknowledgements are durable.
@@ -306,7 +316,7 @@ func (v *view) confirmed(g *genGhost, ranges []cursor.Range) {
 }
 
 // missingOf yields what of r is not in s.
-func missingOf(s *cursor.RangeSet, r cursor.Range) func(func(cursor.Range) bool) {
+func missingOf(s *cursor.RangeSet, r cursor.Range) iter.Seq[cursor.Range] {
 	return func(yield func(cursor.Range) bool) {
 		at := r.First
 		for part := range s.Within(r) {
