@@ -25,7 +25,7 @@ var floors = [][]string{
 	{"pkg/subscription"},
 	{"pkg/broker"},
 	{"pkg/standalone/embedetcd", "pkg/workload/process"},
-	{"pkg/standalone", "pkg/workload"},
+	{"pkg/standalone", "pkg/workload", "pkg/bench"},
 	{"pkg/brokertest"},
 }
 

@@ -1,0 +1,186 @@
+package bench
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Scenario is a workload. Zero fields have the defaults that [Scenario.WithDefaults] gives.
+type Scenario struct {
+	// Name stands in results.
+	Name string `yaml:"name" json:"name,omitempty"`
+	// Topics is their number. Default: 1.
+	Topics int `yaml:"topics" json:"topics"`
+	// Partitions is their number in each topic. Default: 1, a plain topic.
+	Partitions int `yaml:"partitions" json:"partitions"`
+	// Producers is their number on each topic. Default: 1.
+	Producers int `yaml:"producers" json:"producers"`
+	// Subscriptions is their number on each topic: each gets every message. Default: 1; -1 is none.
+	Subscriptions int `yaml:"subscriptions" json:"subscriptions"`
+	// Consumers is their number in each subscription, which they share. Default: 1.
+	Consumers int `yaml:"consumers" json:"consumers"`
+
+	// Size of a message's value, in bytes, at least [MinSize]. Default: 1,024.
+	Size int `yaml:"size" json:"size"`
+	// Rate is how many messages a second are due, over all producers. 0: as fast as they are acknowledged.
+	Rate float64 `yaml:"rate" json:"rate"`
+	// InFlight is how many messages a producer has unanswered, at most; 1 is a synchronous publisher. Default: 1,000.
+	InFlight int `yaml:"in-flight" json:"inFlight"`
+	// Batching of producers; zero fields are the driver's defaults.
+	Batching Batching `yaml:"batching" json:"batching"`
+	// Ack is what an acknowledgement means; empty is the driver's default.
+	Ack AckLevel `yaml:"ack" json:"ack,omitempty"`
+	// Keys says how messages are spread over keys. Default: [KeysNone].
+	Keys KeyDistribution `yaml:"keys" json:"keys"`
+	// KeyCount is the number of keys, where there are any. Default: 10,000.
+	KeyCount int `yaml:"key-count" json:"keyCount,omitempty"`
+
+	// WarmUp is how long the load runs before it is measured. Default: 5 s; below 0 is none.
+	WarmUp time.Duration `yaml:"warm-up" json:"warmUpNanos"`
+	// Duration is how long it is measured. Default: 30 s. With a backlog, it is how long that is consumed at most.
+	Duration time.Duration `yaml:"duration" json:"durationNanos"`
+	// Backlog is how many messages are published, over all producers, before the first is consumed. 0: consumers run
+	// from the start.
+	Backlog int64 `yaml:"backlog" json:"backlog,omitempty"`
+	// Live has producers go on while a backlog is consumed.
+	Live bool `yaml:"live" json:"live,omitempty"`
+}
+
+// KeyDistribution says how messages are spread over keys.
+type KeyDistribution string
+
+// The distributions.
+const (
+	KeysNone    KeyDistribution = "none"    // no key: the driver spreads messages over partitions
+	KeysInTurn  KeyDistribution = "in-turn" // one after the other
+	KeysUniform KeyDistribution = "uniform" // at random, all alike
+	KeysZipf    KeyDistribution = "zipf"    // at random, few of them often (exponent 1.1)
+)
+
+// MinSize is the least size of a message's value, which the engine's header takes.
+const MinSize = headerSize
+
+// WithDefaults returns the scenario with its zero fields filled.
+func (s Scenario) WithDefaults() Scenario {
+	fill(&s.Topics, 1)
+	fill(&s.Partitions, 1)
+	fill(&s.Producers, 1)
+	fill(&s.Subscriptions, 1)
+	fill(&s.Consumers, 1)
+	fill(&s.Size, 1024)
+	fill(&s.InFlight, 1000)
+	fill(&s.Keys, KeysNone)
+	if s.Keys != KeysNone {
+		fill(&s.KeyCount, 10_000)
+	}
+	fill(&s.WarmUp, 5*time.Second)
+	fill(&s.Duration, 30*time.Second)
+	return s
+}
+
+func fill[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Limits of a scenario, so that a slip of the finger is not an hour of memory filling.
+const (
+	maxTopics     = 1_000_000
+	maxPartitions = 10_000
+	maxClients    = 100_000 // producers, or consumers, of a run
+	maxSize       = 64 << 20
+	maxInFlight   = 1_000_000
+	maxMemory     = 4 << 30 // of values in flight
+	maxKeys       = 10_000_000
+)
+
+// Validate returns what is wrong with a scenario that has its defaults.
+func (s Scenario) Validate() error {
+	var errs []error
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	within := func(name string, value, low, high int64) {
+		check(value >= low && value <= high, "%s is %d: want %d to %d", name, value, low, high)
+	}
+	within("topics", int64(s.Topics), 1, maxTopics)
+	within("partitions", int64(s.Partitions), 1, maxPartitions)
+	within("producers", int64(s.Producers), 1, maxClients)
+	within("subscriptions", int64(s.Subscriptions), -1, maxClients)
+	within("consumers", int64(s.Consumers), 1, maxClients)
+	within("size", int64(s.Size), MinSize, maxSize)
+	within("in-flight", int64(s.InFlight), 1, maxInFlight)
+	check(s.Rate >= 0 && s.Rate <= 1e9, "rate is %v: want 0 (the highest) to 1e9 messages a second", s.Rate)
+	check(s.Duration > 0, "duration is %v: want more than 0", s.Duration)
+	check(s.Backlog >= 0, "backlog is %d: want 0 (none) or more", s.Backlog)
+	check(!s.Live || s.Backlog > 0, "live says that publishing goes on while a backlog is consumed: there is none (backlog)")
+	check(s.Backlog == 0 || s.Subscriptions > 0, "a backlog needs a subscription to consume it")
+	check(s.Batching.Messages >= 0 && s.Batching.Bytes >= 0 && s.Batching.Delay >= 0, "batching is below 0")
+	switch s.Ack {
+	case "", AckNone, AckOne, AckQuorum, AckAll:
+	default:
+		check(false, "ack is %q: want none, one, quorum or all", s.Ack)
+	}
+	switch s.Keys {
+	case KeysNone:
+	case KeysInTurn, KeysUniform, KeysZipf:
+		within("key-count", int64(s.KeyCount), 1, maxKeys)
+	default:
+		check(false, "keys is %q: want none, in-turn, uniform or zipf", s.Keys)
+	}
+	if len(errs) == 0 {
+		clients := int64(s.Topics) * int64(s.Producers)
+		within("producers of all topics", clients, 1, maxClients)
+		within("consumers of all topics", int64(s.Topics)*int64(max(s.Subscriptions, 0))*int64(s.Consumers), 0, maxClients)
+		if memory := clients * int64(s.InFlight) * int64(s.Size); memory > maxMemory {
+			check(false, "%d producers × %d in flight × %d bytes are %d bytes of memory: want at most %d",
+				clients, s.InFlight, s.Size, memory, int64(maxMemory))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ReadScenarios reads a YAML file: a scenario, or several as documents. Unknown keys are errors. The scenarios have their
+// defaults and are valid.
+func ReadScenarios(in io.Reader) ([]Scenario, error) {
+	text, err := io.ReadAll(io.LimitReader(in, maxScenarioFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read scenario: %w", err)
+	}
+	if len(text) > maxScenarioFile {
+		return nil, fmt.Errorf("read scenario: more than %d bytes", maxScenarioFile)
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	dec.KnownFields(true)
+	var all []Scenario
+	for {
+		var s Scenario
+		err := dec.Decode(&s)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read scenario %d: %w", len(all)+1, err)
+		}
+		s = s.WithDefaults()
+		if err := s.Validate(); err != nil {
+			return nil, fmt.Errorf("read scenario %d: %w", len(all)+1, err)
+		}
+		all = append(all, s)
+	}
+	if len(all) == 0 {
+		return nil, errors.New("read scenario: the file is empty")
+	}
+	return all, nil
+}
+
+const maxScenarioFile = 1 << 20
