@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -249,28 +248,12 @@ func (c *Cluster) Bookie(id string) *Process {
 }
 
 // StartAll starts whatever does not run, all at once, and waits until everything is ready.
-func (c *Cluster) StartAll(ctx context.Context) error {
-	for _, p := range c.All() {
-		if !p.Running() {
-			if err := p.Launch(); err != nil {
-				return err
-			}
-		}
-	}
-	for _, p := range c.All() {
-		if err := p.WaitReady(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func (c *Cluster) StartAll(ctx context.Context) error { return startAll(ctx, c.All()) }
 
 // Close kills whatever runs, paused processes too, and waits until it is gone. It may be called again; afterwards nothing
 // can be started.
 func (c *Cluster) Close() {
-	for _, p := range append(c.All(), c.others...) {
-		_ = p.signal(syscall.SIGKILL) // one that does not run needs none
-	}
+	killAll(append(c.All(), c.others...))
 	c.spawn.close()
 }
 

@@ -10,6 +10,8 @@
 //	c.Brokers[0].Kill()                 // kill -9
 //	err = c.Brokers[0].Start(ctx)       // the same again; returns when ready
 //
+// A [Group] does the same with programs of others, such as another broker's to compare with.
+//
 // Each process logs to a file of its own under Dir/logs, kept over restarts. A [Cluster] signals the processes that it
 // started and no others. It leaves none behind: Close kills what runs, and on Linux the kernel kills the rest should the
 // program that holds the cluster die without closing it.

@@ -181,3 +181,50 @@ func TestPortsAndEnvironment(t *testing.T) {
 		t.Error("nothing left out")
 	}
 }
+
+// A group of other programs starts, ends when told to, and leaves nothing behind.
+func TestGroup(t *testing.T) {
+	t.Parallel()
+	programs := t.TempDir()
+	if err := os.Symlink("/bin/sh", filepath.Join(programs, "shell")); err != nil {
+		t.Fatal(err)
+	}
+	ready := httptest.NewServer(http.HandlerFunc(fine))
+	t.Cleanup(ready.Close)
+	g, err := NewGroup(programs, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Close)
+	if err := g.Add(Program{Program: "other", Name: "x"}); err == nil || !strings.Contains(err.Error(), "make bin/other") {
+		t.Error(err)
+	}
+	var pids []int
+	start := func() {
+		t.Helper()
+		if err := g.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range g.Processes {
+			pids = append(pids, p.PID())
+		}
+	}
+	for _, name := range []string{"a", "b"} {
+		if err := g.Add(Program{Program: "shell", Name: name, Args: []string{"-c", "exec sleep 100"}, Ready: ready.URL}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start()
+	if err := g.Terminate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if alive(pids[0]) || alive(pids[1]) {
+		t.Error("they live after they were told to stop")
+	}
+	start()
+	g.Close()
+	g.Close()
+	if alive(pids[2]) || alive(pids[3]) {
+		t.Error("they live after the group is closed")
+	}
+}
