@@ -35,6 +35,9 @@ build: bin/etcd ## bin/broker, bin/bookie, bin/penstock, bin/etcd
 bin/etcd: tools/go.mod
 	cd tools && go build -trimpath -o ../bin/etcd go.etcd.io/etcd/server/v3
 
+bin/nats-server: tools/go.mod
+	cd tools && go build -trimpath -o ../bin/nats-server github.com/nats-io/nats-server/v2
+
 .PHONY: generate
 generate: tools ## generated Go from api/*.proto
 	PATH="$(TOOLBIN):$$PATH" buf generate
@@ -46,7 +49,7 @@ clean: ## what was built
 ##@ Check
 
 .PHONY: test
-test: build ## every test but the long runs, with the race detector
+test: build bin/nats-server ## every test but the long runs, with the race detector
 	CGO_ENABLED=1 go test -race -timeout 20m ./api/... ./cmd/... ./pkg/...
 	go test -timeout 20m -run AtEach ./pkg/ledgerstore
 	@[ -z "$(NOROOT)" ] || echo "without the tests of disks and networks, which need root, mkfs.ext4, mkfs.xfs, ip and strace"

@@ -26,7 +26,7 @@ var floors = [][]string{
 	{"pkg/broker"},
 	{"pkg/standalone/embedetcd", "pkg/workload/process"},
 	{"pkg/standalone", "pkg/workload", "pkg/bench"},
-	{"pkg/brokertest"},
+	{"pkg/brokertest", "pkg/bench/jetstreamdriver"},
 }
 
 // etcdServerImporters are the only packages whose programs may carry etcd's server.
