@@ -18,7 +18,7 @@ const module = "github.com/penstock-mq/penstock"
 // cycles, and a reader always knows in which direction to look. docs/architecture.md draws it.
 var floors = [][]string{
 	{"pkg/entry", "pkg/vfs", "pkg/sched", "pkg/budget", "pkg/hash", "pkg/topicname", "pkg/ops"},
-	{"pkg/frame", "pkg/bookiewire", "pkg/segment", "pkg/quorum", "pkg/meta", "pkg/lease"},
+	{"pkg/frame", "pkg/bookiewire", "pkg/segment", "pkg/quorum", "pkg/meta", "pkg/lease", "pkg/bench/rawdisk"},
 	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership"},
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},
 	{"pkg/topic", "pkg/statelog", "pkg/chain/chaintest"},
@@ -26,7 +26,7 @@ var floors = [][]string{
 	{"pkg/broker"},
 	{"pkg/standalone/embedetcd", "pkg/workload/process"},
 	{"pkg/standalone", "pkg/workload", "pkg/bench"},
-	{"pkg/brokertest", "pkg/bench/jetstreamdriver"},
+	{"pkg/brokertest", "pkg/bench/jetstreamdriver", "pkg/bench/penstockdriver"},
 }
 
 // etcdServerImporters are the only packages whose programs may carry etcd's server.

@@ -1,7 +1,21 @@
 // Package bench measures a message broker under load: how much it takes in and gives out, how late, and at what cost.
 //
-// A [Scenario] says what load; a [Driver] puts it on one kind of broker; all else is the same for all of them, so that
-// figures of different brokers differ by the brokers.
+//	driver, err := penstockdriver.Open(ctx, "penstock://127.0.0.1:7650")
+//	if err != nil {
+//		return err
+//	}
+//	defer driver.Close(ctx)
+//	result, err := bench.Run(ctx, driver, bench.Scenario{Size: 1024, Duration: 30 * time.Second}, bench.Options{})
+//	if err != nil {
+//		return err // result tells what was measured until then
+//	}
+//	if err := result.Err(); err != nil {
+//		return err // messages failed, or are missing
+//	}
+//	fmt.Println(result.Phase(bench.PhaseSteady).Publish.P99Ms)
+//
+// A [Scenario] says what load; a [Driver] puts it on one kind of broker; [Run] is the same for all of them, so that figures of
+// different brokers differ by the brokers.
 //
 // # What is measured
 //
@@ -9,7 +23,8 @@
 // around to it: a broker that stands still for a second delays every message that was due in that second, and all of them
 // count (no coordinated omission). At the highest rate there is no schedule, and a message is due when it is handed to the
 // driver. Publish latency ends when the driver reports the acknowledgement, end-to-end latency when a consumer is handed
-// the message. All of it happens in this process, on one monotonic clock.
+// the message. All of it happens in this process, on one monotonic clock. A message belongs to the phase that it was due in,
+// and its latency is waited for after the phase has ended.
 //
 // # What is verified
 //

@@ -2,7 +2,10 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,7 +50,8 @@ type ProducerConfig struct {
 // Producer publishes to one topic. Publish is called by one goroutine at a time.
 type Producer interface {
 	// Publish hands a message over, in order, and does not wait for its outcome: cfg.Done tells that. The driver reads
-	// m until then. It may wait for room. When ctx ends, every message without an outcome fails soon.
+	// m until then. It may wait for room; and for the outcome, where only one may be in flight, if that spares a hand-over
+	// between goroutines. When ctx ends, every message without an outcome fails soon.
 	Publish(ctx context.Context, m *Message)
 	// Close waits, bounded by ctx, until every message has had its outcome, and closes the producer. The engine closes
 	// each producer once, and publishes nothing after.
@@ -65,6 +69,7 @@ type Message struct {
 	Scratch any
 
 	header
+	away atomic.Bool // the driver has it
 }
 
 // ConsumerConfig says how a consumer behaves.
@@ -93,7 +98,24 @@ type Batching struct {
 	Messages int `yaml:"messages" json:"messages,omitempty"`
 	Bytes    int `yaml:"bytes" json:"bytes,omitempty"`
 	// Delay bounds the wait for company.
-	Delay time.Duration `yaml:"delay" json:"delayNanos,omitempty"`
+	Delay time.Duration `yaml:"delay" json:"-"`
+}
+
+// MarshalJSON writes the delay as text, as it stands in YAML.
+func (b Batching) MarshalJSON() ([]byte, error) {
+	type plain Batching
+	delay := ""
+	if b.Delay > 0 {
+		delay = b.Delay.String()
+	}
+	text, err := json.Marshal(struct {
+		plain
+		Delay string `json:"delay,omitempty"`
+	}{plain(b), delay})
+	if err != nil {
+		return nil, fmt.Errorf("write batching: %w", err)
+	}
+	return text, nil
 }
 
 // AckLevel says what must be true before a message counts as published.

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -29,7 +30,8 @@ type Scenario struct {
 	Size int `yaml:"size" json:"size"`
 	// Rate is how many messages a second are due, over all producers. 0: as fast as they are acknowledged.
 	Rate float64 `yaml:"rate" json:"rate"`
-	// InFlight is how many messages a producer has unanswered, at most; 1 is a synchronous publisher. Default: 1,000.
+	// InFlight is how many messages a producer has unanswered, at most; 1 is a synchronous publisher. Default: 10,000, and
+	// fewer where all producers' would take more than 256 MiB.
 	InFlight int `yaml:"in-flight" json:"inFlight"`
 	// Batching of producers; zero fields are the driver's defaults.
 	Batching Batching `yaml:"batching" json:"batching"`
@@ -41,14 +43,28 @@ type Scenario struct {
 	KeyCount int `yaml:"key-count" json:"keyCount,omitempty"`
 
 	// WarmUp is how long the load runs before it is measured. Default: 5 s; below 0 is none.
-	WarmUp time.Duration `yaml:"warm-up" json:"warmUpNanos"`
-	// Duration is how long it is measured. Default: 30 s. With a backlog, it is how long that is consumed at most.
-	Duration time.Duration `yaml:"duration" json:"durationNanos"`
-	// Backlog is how many messages are published, over all producers, before the first is consumed. 0: consumers run
-	// from the start.
+	WarmUp time.Duration `yaml:"warm-up" json:"-"`
+	// Duration is how long it is measured. Default: 30 s. A backlog is measured until it is consumed.
+	Duration time.Duration `yaml:"duration" json:"-"`
+	// Backlog is how many messages are published after the warm-up, at least, before the first of all is consumed. 0:
+	// consumers run from the start.
 	Backlog int64 `yaml:"backlog" json:"backlog,omitempty"`
 	// Live has producers go on while a backlog is consumed.
 	Live bool `yaml:"live" json:"live,omitempty"`
+}
+
+// MarshalJSON writes durations as text, as they stand in YAML.
+func (s Scenario) MarshalJSON() ([]byte, error) {
+	type plain Scenario
+	text, err := json.Marshal(struct {
+		plain
+		WarmUp   string `json:"warmUp"`
+		Duration string `json:"duration"`
+	}{plain(s), max(s.WarmUp, 0).String(), s.Duration.String()})
+	if err != nil {
+		return nil, fmt.Errorf("write scenario: %w", err)
+	}
+	return text, nil
 }
 
 // KeyDistribution says how messages are spread over keys.
@@ -73,7 +89,9 @@ func (s Scenario) WithDefaults() Scenario {
 	fill(&s.Subscriptions, 1)
 	fill(&s.Consumers, 1)
 	fill(&s.Size, 1024)
-	fill(&s.InFlight, 1000)
+	if clients := max(1, s.Topics) * max(1, s.Producers); s.InFlight == 0 {
+		s.InFlight = max(1, min(defaultInFlight, defaultMemory/clients/max(1, s.Size)))
+	}
 	fill(&s.Keys, KeysNone)
 	if s.Keys != KeysNone {
 		fill(&s.KeyCount, 10_000)
@@ -98,7 +116,10 @@ const (
 	maxSize       = 64 << 20
 	maxInFlight   = 1_000_000
 	maxMemory     = 4 << 30 // of values in flight
-	maxKeys       = 10_000_000
+	defaultMemory = 256 << 20
+
+	defaultInFlight = 10_000
+	maxKeys         = 10_000_000
 )
 
 // Validate returns what is wrong with a scenario that has its defaults.
