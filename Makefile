@@ -78,6 +78,10 @@ check: tools ## linters, buf lint, generated code and go.mod up to date
 bench: ## Go benchmarks of the data path, with allocations
 	go test -run '^$$' -bench . -benchmem $(BENCHFLAGS) ./pkg/...
 
+.PHONY: bench-failover
+bench-failover: build ## gaps of KILLS (100) kills and stops of each kind, into docs/results; 25 minutes
+	go test -count=1 -timeout 90m ./integration/failover -run Strikes -kills $(or $(KILLS),100) -results $(CURDIR)/docs/results/failover.md
+
 .PHONY: tools
 tools: $(TOOLBIN)/.stamp
 

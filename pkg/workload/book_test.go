@@ -256,19 +256,22 @@ func TestStretches(t *testing.T) {
 	start := time.Unix(100, 0)
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	var s Stretches
-	s.Acknowledged(at(0))
+	s.Event(at(0))
 	kill := s.Watch(at(40)) // not from the acknowledgement before it
-	s.Acknowledged(at(100))
+	s.Event(at(100))
 	other := s.Watch(at(110))
-	s.Acknowledged(at(330))
-	s.Acknowledged(at(340))
+	s.Event(at(330))
+	s.Event(at(340))
 	if d := s.Stop(kill, at(350)); d != 230*time.Millisecond {
 		t.Errorf("longest after the kill: %v", d)
 	}
 	if d := s.Stop(other, at(900)); d != 560*time.Millisecond { // silence that has not ended counts
 		t.Errorf("longest with the end: %v", d)
 	}
-	s.Acknowledged(at(2000))
+	if began, d := kill.Longest(); !began.Equal(at(100)) || d != 230*time.Millisecond {
+		t.Errorf("the longest began at %v and took %v", began, d)
+	}
+	s.Event(at(2000))
 	if d := s.Stop(kill, at(3000)); d != 230*time.Millisecond {
 		t.Errorf("stopped again: %v", d)
 	}
@@ -288,14 +291,17 @@ func TestDelays(t *testing.T) {
 	}
 	d.Acknowledged(tag(1), at(20))
 	d.Acknowledged(tag(2), at(30))
-	d.Delivered(tag(1), at(100))
-	d.Delivered(tag(1), at(9000))
+	if !d.Delivered(tag(1), at(100)) || d.Delivered(tag(1), at(9000)) {
+		t.Error("new is what comes for the first time")
+	}
 	d.Delivered(tag(2), at(130))
 	if d.Longest() != 100*time.Millisecond {
 		t.Errorf("longest: %v", d.Longest())
 	}
 	d.Acknowledged(tag(recentReceipts+1), at(200)) // takes the place of 1
-	d.Delivered(tag(1), at(8000))
+	if d.Delivered(tag(1), at(8000)) {
+		t.Error("what is older than what is remembered is not new")
+	}
 	d.Delivered(Tag{Producer: lastWord}, at(8000))
 	d.Delivered(tag(recentReceipts+1), at(400))
 	if d.Longest() != 200*time.Millisecond {

@@ -2,16 +2,29 @@ package workload
 
 import "time"
 
-// Stretches measures how long nothing was acknowledged. It is pure: times are the caller's, and must not go back.
+// Stretches measures how long nothing happened: nothing was acknowledged, or nothing delivered. It is pure: times are the
+// caller's, and must not go back.
 type Stretches struct {
 	watches []*Stretch
 }
 
-// Stretch is the longest time without an acknowledgement after a moment.
+// Stretch is the longest time after a moment in which nothing happened.
 type Stretch struct {
-	from    time.Time // the moment, or the newest acknowledgement after it
+	from    time.Time // the moment, or the newest event after it
 	longest time.Duration
+	began   time.Time // of the longest
 }
+
+// until lets the stretch that lasts end at a moment.
+func (w *Stretch) until(at time.Time) {
+	if d := at.Sub(w.from); d > w.longest {
+		w.longest, w.began = d, w.from
+	}
+	w.from = at
+}
+
+// Longest returns the beginning of the longest stretch, and its length.
+func (w *Stretch) Longest() (began time.Time, d time.Duration) { return w.began, w.longest }
 
 // Watch begins to measure at a moment.
 func (s *Stretches) Watch(at time.Time) *Stretch {
@@ -20,20 +33,19 @@ func (s *Stretches) Watch(at time.Time) *Stretch {
 	return w
 }
 
-// Acknowledged tells of an acknowledgement.
-func (s *Stretches) Acknowledged(at time.Time) {
+// Event tells that something happened.
+func (s *Stretches) Event(at time.Time) {
 	for _, w := range s.watches {
-		w.longest = max(w.longest, at.Sub(w.from))
-		w.from = at
+		w.until(at)
 	}
 }
 
-// Stop ends measuring, with the time since the newest acknowledgement counted, and returns the longest stretch.
+// Stop ends measuring, with the time since the newest event counted, and returns the longest stretch.
 func (s *Stretches) Stop(w *Stretch, at time.Time) time.Duration {
 	for i, x := range s.watches {
 		if x == w {
 			s.watches = append(s.watches[:i], s.watches[i+1:]...)
-			w.longest = max(w.longest, at.Sub(w.from))
+			w.until(at)
 			break
 		}
 	}
@@ -75,15 +87,18 @@ func (d *Delays) Acknowledged(t Tag, at time.Time) {
 	}
 }
 
-// Delivered tells that a message has come; that it comes again does not count.
-func (d *Delays) Delivered(t Tag, at time.Time) {
+// Delivered tells that a message has come; that it comes again does not count. It reports whether it is new, which one that is
+// older than what is remembered is not.
+func (d *Delays) Delivered(t Tag, at time.Time) bool {
 	s := d.slot(t)
 	if s.seen && s.number == t.Number && !s.delivered {
 		d.longest = max(d.longest, at.Sub(s.since))
 	}
-	if !s.seen || s.number <= t.Number {
-		*s = delayed{seen: true, delivered: true, number: t.Number}
+	if s.seen && (s.number > t.Number || s.number == t.Number && s.delivered) {
+		return false
 	}
+	*s = delayed{seen: true, delivered: true, number: t.Number}
+	return true
 }
 
 // Longest is the longest delay of a message that was delivered.

@@ -76,7 +76,8 @@ type Run struct {
 	mu        sync.Mutex
 	book      *Book
 	read      *Reading
-	stretches Stretches
+	stretches Stretches // without an acknowledgement
+	silences  Stretches // without the delivery of something new
 	delays    *Delays
 	acked     uint64
 	received  uint64
@@ -218,7 +219,7 @@ func (r *Run) settle(s sentMessage) {
 func (r *Run) acknowledged(t Tag, where Receipt) {
 	now := time.Now()
 	r.book.Settle(t, Acknowledged, where)
-	r.stretches.Acknowledged(now)
+	r.stretches.Event(now)
 	r.delays.Acknowledged(t, now)
 	r.acked++
 	r.wake()
@@ -248,7 +249,9 @@ func (r *Run) consume(ctx context.Context, s *client.Consumer) {
 		}
 		r.mu.Lock()
 		if t := r.took(r.read, d); t.Run == r.book.run {
-			r.delays.Delivered(t, time.Now())
+			if now := time.Now(); r.delays.Delivered(t, now) {
+				r.silences.Event(now)
+			}
 		}
 		r.received++
 		r.wake()
@@ -344,17 +347,26 @@ func (r *Run) Failures() []error {
 func (r *Run) Watch() *Watch {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &Watch{r, r.stretches.Watch(time.Now())}
+	return &Watch{r, &r.stretches, r.stretches.Watch(time.Now())}
 }
 
-// Watch measures the longest stretch without an acknowledgement.
+// WatchDeliveries begins to measure how long nothing new is delivered. It means something while a producer publishes and the
+// subscription is read along.
+func (r *Run) WatchDeliveries() *Watch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &Watch{r, &r.silences, r.silences.Watch(time.Now())}
+}
+
+// Watch measures the longest stretch without an acknowledgement, or without a delivery.
 type Watch struct {
 	run     *Run
+	of      *Stretches
 	stretch *Stretch
 }
 
-// Stop ends measuring and returns the longest stretch without an acknowledgement since Watch. A stretch that has not
-// ended counts if some message waits, or until the last one that waited has failed.
+// Stop ends measuring and returns the longest stretch since the watch began. One that has not ended counts if some message
+// waits for its acknowledgement, or until the last one that waited has failed.
 func (w *Watch) Stop() time.Duration {
 	w.run.mu.Lock()
 	defer w.run.mu.Unlock()
@@ -365,7 +377,14 @@ func (w *Watch) Stop() time.Duration {
 			now = w.run.failedAt
 		}
 	}
-	return w.run.stretches.Stop(w.stretch, now)
+	return w.of.Stop(w.stretch, now)
+}
+
+// Longest returns when the longest stretch began, and how long it was. What has not ended does not count before Stop.
+func (w *Watch) Longest() (began time.Time, d time.Duration) {
+	w.run.mu.Lock()
+	defer w.run.mu.Unlock()
+	return w.stretch.Longest()
 }
 
 // Delay is the longest that an acknowledged message waited for its delivery, so far.

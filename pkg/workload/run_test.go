@@ -75,7 +75,7 @@ func TestRunCutShort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch := run.Watch()
+	watch, deliveries := run.Watch(), run.WatchDeliveries()
 	if err := run.AwaitReceived(t.Context(), 50); err != nil {
 		t.Fatal(err)
 	}
@@ -92,6 +92,10 @@ func TestRunCutShort(t *testing.T) {
 	}
 	if d := watch.Stop(); d < 200*time.Millisecond { // the life of a message that is not acknowledged any more
 		t.Errorf("it stood still for %v", d)
+	}
+	d := deliveries.Stop()
+	if _, longest := deliveries.Longest(); d < 200*time.Millisecond || longest != d {
+		t.Errorf("nothing was delivered for %v, or for %v", d, longest)
 	}
 	c.StartBookie(0)
 }
