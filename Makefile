@@ -82,6 +82,10 @@ bench: ## Go benchmarks of the data path, with allocations
 bench-failover: build ## gaps of KILLS (100) kills and stops of each kind, into docs/results; 25 minutes
 	go test -count=1 -timeout 90m ./integration/failover -run Strikes -kills $(or $(KILLS),100) -results $(CURDIR)/docs/results/failover.md
 
+.PHONY: bench-scale
+bench-scale: build ## what TOPICS (10000) used and IDLE (100000) unused topics cost, into docs/results; 10 to 15 minutes
+	go test -count=1 -timeout 60m ./integration/scale -run Scale -topics $(or $(TOPICS),10000) -idle $(or $(IDLE),100000) -results $(CURDIR)/docs/results/scale.md
+
 .PHONY: tools
 tools: $(TOOLBIN)/.stamp
 

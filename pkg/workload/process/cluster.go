@@ -20,8 +20,8 @@ type Config struct {
 	Dir string
 	// Etcds, Bookies and Brokers count processes; 0 means 1, 3 and 1.
 	Etcds, Bookies, Brokers int
-	// BookieArgs and BrokerArgs are further flags.
-	BookieArgs, BrokerArgs []string
+	// BookieArgs, BrokerArgs and EtcdArgs are further flags.
+	BookieArgs, BrokerArgs, EtcdArgs []string
 	// BookieFlags, when set, gives further flags of one bookie.
 	BookieFlags func(index int) []string
 	// BookieDir, when set, places the data of a bookie; "" keeps the default place.
@@ -124,13 +124,14 @@ func (c *Cluster) addEtcds(ctx context.Context, cfg Config, n int) error {
 	}
 	for i := range n {
 		name, client, peer := fmt.Sprintf("etcd-%d", i+1), a[i][0], a[i][1]
-		p := c.process(cfg, "etcd", name, client, client,
+		args := []string{
 			"--name", name, "--data-dir", filepath.Join(cfg.Dir, name),
-			"--listen-client-urls", "http://"+client, "--advertise-client-urls", "http://"+client,
-			"--listen-peer-urls", "http://"+peer, "--initial-advertise-peer-urls", "http://"+peer,
+			"--listen-client-urls", "http://" + client, "--advertise-client-urls", "http://" + client,
+			"--listen-peer-urls", "http://" + peer, "--initial-advertise-peer-urls", "http://" + peer,
 			"--initial-cluster", strings.Join(members, ","), "--initial-cluster-token", filepath.Base(cfg.Dir),
 			"--heartbeat-interval", "50", "--election-timeout", "500", "--log-level", "warn",
-		)
+		}
+		p := c.process(cfg, "etcd", name, client, client, append(args, cfg.EtcdArgs...)...)
 		c.Etcds = append(c.Etcds, p)
 	}
 	return nil
