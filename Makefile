@@ -86,6 +86,10 @@ bench-failover: build ## gaps of KILLS (100) kills and stops of each kind, into 
 bench-scale: build ## what TOPICS (10000) used and IDLE (100000) unused topics cost, into docs/results; 10 to 15 minutes
 	go test -count=1 -timeout 60m ./integration/scale -run Scale -topics $(or $(TOPICS),10000) -idle $(or $(IDLE),100000) -results $(CURDIR)/docs/results/scale.md
 
+.PHONY: bench-peers
+bench-peers: build bin/nats-server ## Penstock beside JetStream and the bare disk, ROUNDS=5, into docs/results; a quarter of an hour
+	go run -ldflags '-X main.commit=$(VERSION)' ./integration/peers -rounds $(or $(ROUNDS),5) -out docs/results/bench.md
+
 .PHONY: tools
 tools: $(TOOLBIN)/.stamp
 

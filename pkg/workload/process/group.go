@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -56,20 +55,6 @@ func (g *Group) Add(p Program) error {
 
 // Start starts whatever does not run, all at once, and waits until everything is ready.
 func (g *Group) Start(ctx context.Context) error { return startAll(ctx, g.Processes) }
-
-// Terminate asks all processes to stop, at once, and waits until they have. What has not when ctx ends is killed, and that is
-// an error.
-func (g *Group) Terminate(ctx context.Context) error {
-	ended := make(chan error, len(g.Processes))
-	for _, p := range g.Processes {
-		go func() { ended <- p.Terminate(ctx) }()
-	}
-	var errs []error
-	for range g.Processes {
-		errs = append(errs, <-ended)
-	}
-	return errors.Join(errs...)
-}
 
 // Close kills whatever runs and waits until it is gone. It may be called again; afterwards nothing can be started.
 func (g *Group) Close() {
