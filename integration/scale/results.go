@@ -169,6 +169,10 @@ func (m *measured) memory(p *figures.Page) {
 		d := g.cost.minus(m.grown[0].cost).per(g.idle)
 		p.Row(fmt.Sprintf("exists, never used (%d of them)", g.idle), figures.Bytes(d.broker.live), figures.Bytes(d.bookie.live), figures.Bytes(d.etcd.live), figures.Bytes(d.all().rss))
 	}
+	if !m.made.at.IsZero() {
+		d := m.made.minus(m.base).per(n).broker
+		p.Say("Of what a connected topic takes of the brokers, %s are the stacks of %.1f goroutines.", figures.Bytes(d.stacks), d.goroutines)
+	}
 	if m.client > 0 {
 		p.Say("The client, with all of them connected: %s resident, %s a topic.", figures.Bytes(m.client), figures.Bytes(m.client/float64(max(n, 1))))
 	}

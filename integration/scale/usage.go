@@ -17,22 +17,25 @@ import (
 
 // usage is what processes take: of one, or of several together.
 type usage struct {
-	rss  float64       // bytes that the system counts as theirs
-	live float64       // bytes of objects after a garbage collection, and of stacks
-	cpu  time.Duration // since they were started
+	rss        float64       // bytes that the system counts as theirs
+	live       float64       // bytes of objects after a garbage collection, and of stacks
+	stacks     float64       // bytes of these
+	goroutines float64       // that have those
+	cpu        time.Duration // since they were started
 }
 
 func (u usage) plus(o usage) usage {
-	return usage{u.rss + o.rss, u.live + o.live, u.cpu + o.cpu}
+	return usage{u.rss + o.rss, u.live + o.live, u.stacks + o.stacks, u.goroutines + o.goroutines, u.cpu + o.cpu}
 }
 
 func (u usage) minus(o usage) usage {
-	return usage{u.rss - o.rss, u.live - o.live, u.cpu - o.cpu}
+	return usage{u.rss - o.rss, u.live - o.live, u.stacks - o.stacks, u.goroutines - o.goroutines, u.cpu - o.cpu}
 }
 
-// per divides memory, the CPU excepted.
+// per divides all but the CPU.
 func (u usage) per(n int) usage {
-	return usage{u.rss / float64(max(n, 1)), u.live / float64(max(n, 1)), u.cpu}
+	by := float64(max(n, 1))
+	return usage{u.rss / by, u.live / by, u.stacks / by, u.goroutines / by, u.cpu}
 }
 
 // cost is that of a cluster, by kind of process.
@@ -99,13 +102,14 @@ func usageOf(ctx context.Context, p *process.Process) (u usage, err error) {
 	if err := collectGarbage(ctx, p); err != nil {
 		return u, err
 	}
-	for _, name := range []string{"go_memstats_heap_alloc_bytes", "go_memstats_stack_inuse_bytes"} {
-		v, err := p.Metric(ctx, name)
-		if err != nil {
+	for name, to := range map[string]*float64{
+		"go_memstats_heap_alloc_bytes": &u.live, "go_memstats_stack_inuse_bytes": &u.stacks, "go_goroutines": &u.goroutines,
+	} {
+		if *to, err = p.Metric(ctx, name); err != nil {
 			return u, err
 		}
-		u.live += v
 	}
+	u.live += u.stacks
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
 		return u, fmt.Errorf("look at %s: %w", p.Name, err)
