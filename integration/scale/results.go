@@ -255,6 +255,9 @@ func (m *measured) taking(p *figures.Page) {
 		}
 		p.Say("A topic that is published to every %v stood still for %s. %d publishes failed.%s", hotEvery, figures.Milliseconds(m.take.hot), m.take.failed, failure)
 	}
+	for _, h := range m.handed {
+		p.Say("A broker with %d open topics that nobody uses, told to stop (SIGTERM), has handed all over and ended after %s.", h.open, figures.Seconds(h.took))
+	}
 	if len(m.back) > 0 {
 		p.Say("kill -9 of a bookie right after %s were written, and its start:", figures.Bytes(float64(m.cfg.bulk)))
 		p.Head("unsealed segments", "ready after")

@@ -39,7 +39,7 @@ type config struct {
 // fully is what `make bench-scale` measures.
 func fully(topics, idle int) config {
 	return config{
-		topics: topics, idle: idle, few: 10, rates: []float64{0.2, 0.5, 1}, rounds: 3, long: 8 * time.Second, rest: 3 * time.Second,
+		topics: topics, idle: idle, few: 10, rates: []float64{0.1, 0.2, 0.5, 1}, rounds: 3, long: 8 * time.Second, rest: 3 * time.Second,
 		quiet: 10 * time.Second, bulk: 1 << 30, bulkRounds: 3, creating: 4 * time.Minute, samples: 200,
 	}
 }
@@ -65,6 +65,7 @@ type measured struct {
 	quiet, leftQuiet             span
 	uses                         []use
 	take                         takeover
+	handed                       []handover
 	back                         []restart
 	grown                        []growth
 	// errs are steps that could not be taken.
@@ -89,6 +90,12 @@ type takeover struct {
 	others figures.Sample // of topics that the other broker serves
 	failed int
 	err    error // of one that failed
+}
+
+// handover is a broker's that is told to stop.
+type handover struct {
+	open int // topics
+	took time.Duration
 }
 
 // restart is one of a bookie.
@@ -451,7 +458,17 @@ func (s *site) grow() error {
 	ctx, cancel := s.limited(patience)
 	defer cancel()
 	for _, p := range s.c.Brokers {
-		if err := errors.Join(p.Terminate(ctx), p.Start(ctx)); err != nil {
+		open, err := p.Metric(ctx, "penstock_broker_topics")
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		if err := p.Terminate(ctx); err != nil {
+			return err
+		}
+		s.out.handed = append(s.out.handed, handover{int(open), time.Since(began)})
+		s.told("%s has handed %.0f topics over after %v", p.Name, open, time.Since(began))
+		if err := p.Start(ctx); err != nil {
 			return err
 		}
 	}
