@@ -32,7 +32,7 @@ func invented() report {
 	add(batched, disk, figures{Rate: 600, DiskBytes: 600e6, P50: 3, P99: 5})
 	add(batched, penstock, figures{Rate: 150_000, P50: 9, P99: 20, CPU: map[string]float64{all: 9, "client": 2}, Written: 3.3})
 	add(batched, jetstream, figures{Rate: 12_000})
-	add(unbatched, jetstream, figures{Rate: 15_000}) // its faster way
+	add(unbatched, jetstream, figures{Rate: 15_000})
 	add(unbatched, penstock, figures{Rate: 60_000, CPU: map[string]float64{all: 20}})
 	return r
 }
@@ -43,7 +43,8 @@ func TestVerdicts(t *testing.T) {
 	page := invented().page(workloads(time.Second))
 	for _, want := range []string{
 		"| ≥ 0.60; farther 0.75 | 0.77 (0.77 to 0.77) | met, and the farther one |",
-		"| ≥ 7.00×; farther 10.0× | 10.0× (10.0 to 10.0) | met, and the farther one |",
+		"fast ingest, sync always | ≥ 7.00×; farther 10.0× | 12.5× (12.5 to 12.5) | met, and the farther one |",
+		"its PublishAsync | ≥ 7.00×; farther 10.0× | 10.0× (10.0 to 10.0) | met, and the farther one |",
 		"| ≥ 3.50×; farther 5.00× | 4.00× (4.00 to 4.00) | met |",
 		"| ≤ 10.0 µs | 9.00 µs (9.00 to 9.00) | met |",
 		"| ≤ 1.05 | 1.10 (1.10 to 1.10) | missed |",

@@ -19,9 +19,6 @@ func p50Over(f []figures) float64  { return f[0].P50 / f[1].P50 }
 func p99Over(f []figures) float64  { return f[0].P99 / f[1].P99 }
 func cpuOf(f []figures) float64    { return f[0].CPU[all] }
 
-// rateOverFaster compares with the faster of two ways to do the same.
-func rateOverFaster(f []figures) float64 { return f[0].Rate / max(f[1].Rate, f[2].Rate) }
-
 // copies of each message.
 const copies = 3
 
@@ -34,16 +31,24 @@ func targets() []target {
 			places: []place{{batched, penstock}, {batched, disk}},
 		},
 		{
-			what: "durable publishing, batched, ÷ JetStream with sync always, the faster of its two ways", goal: 7, farther: 10, unit: "×",
-			value: rateOverFaster, places: []place{{batched, penstock}, {batched, jetstream}, {unbatched, jetstream}},
+			what: "durable publishing, batched, ÷ JetStream's fast ingest, sync always", goal: 7, farther: 10, unit: "×",
+			value: rateOver, places: []place{{batched, penstock}, {batched, jetstream}},
 		},
 		{
-			what: "durable publishing, unbatched, ÷ JetStream with sync always", goal: 3.5, farther: 5, unit: "×",
+			what: "the same ÷ its PublishAsync", goal: 7, farther: 10, unit: "×",
+			value: rateOver, places: []place{{batched, penstock}, {unbatched, jetstream}},
+		},
+		{
+			what: "durable publishing, unbatched, ÷ JetStream's PublishAsync, sync always", goal: 3.5, farther: 5, unit: "×",
 			value: rateOver, places: []place{{unbatched, penstock}, {unbatched, jetstream}},
 		},
 		{
-			what: "durable publishing, batched, ÷ JetStream that does not sync, the faster of its two ways", goal: 3, unit: "×",
-			value: rateOverFaster, places: []place{{batched, penstock}, {batched, jetstreamLax}, {unbatched, jetstreamLax}},
+			what: "durable publishing, batched, ÷ JetStream's fast ingest without sync", goal: 3, unit: "×",
+			value: rateOver, places: []place{{batched, penstock}, {batched, jetstreamLax}},
+		},
+		{
+			what: "the same ÷ its PublishAsync without sync", goal: 3, unit: "×",
+			value: rateOver, places: []place{{batched, penstock}, {unbatched, jetstreamLax}},
 		},
 		{
 			what: "publishing with fsync ÷ without (bookies acknowledge what the kernel has)", goal: 0.7,
