@@ -74,7 +74,7 @@ func (c *contest) run(ctx context.Context, w workload, e entry) (f figures, err 
 			err = errors.Join(err, fmt.Errorf("remove data: %w", clean))
 		}
 	}()
-	if e.contestant == disk {
+	if e.diskFiles > 0 {
 		f, err = measureDisk(ctx, dir, e)
 	} else {
 		f, err = c.measureBroker(ctx, dir, w, e)
@@ -97,8 +97,15 @@ func wipe(dir string) error {
 	return unix.Syncfs(int(parent.Fd())) //nolint:wrapcheck // one cause
 }
 
+// maxFileBytes is more than a new file comes to.
+const maxFileBytes = 1 << 40
+
 func measureDisk(ctx context.Context, dir string, e entry) (f figures, err error) {
-	d, err := rawdisk.Open(ctx, rawdisk.Config{Dir: dir, Files: e.diskFiles})
+	cfg := rawdisk.Config{Dir: dir, Files: e.diskFiles}
+	if e.contestant == disk {
+		cfg.New, cfg.FileBytes = true, maxFileBytes
+	}
+	d, err := rawdisk.Open(ctx, cfg)
 	if err != nil {
 		return figures{}, err //nolint:wrapcheck // it says what failed
 	}

@@ -28,6 +28,7 @@ func TestContest(t *testing.T) {
 	plan := []workload{
 		{name: paced, entries: []entry{
 			{contestant: disk, diskFiles: 1, diskGroup: 4096, scenario: brief},
+			{contestant: diskAgain, diskFiles: 2, diskGroup: 4096, scenario: brief},
 			{contestant: penstock, scenario: brief, probe: true},
 			{contestant: penstockLazy, scenario: brief},
 			{contestant: jetstreamLax, scenario: brief},
@@ -43,11 +44,11 @@ func TestContest(t *testing.T) {
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
-	if len(runs) != 6 || len(said) != 6 {
+	if len(runs) != 7 || len(said) != 7 {
 		t.Fatalf("%d runs; %s", len(runs), strings.Join(said, "\n"))
 	}
 	for _, f := range runs {
-		broker := f.Contestant != disk
+		broker := f.Contestant != disk && f.Contestant != diskAgain
 		if f.Rate <= 0 || broker && f.CPU[all] < 0 || broker && f.RSS[all] <= 0 || f.Round != 1 || broker != (f.DiskBytes == 0) {
 			t.Errorf("%+v", f)
 		}
@@ -66,8 +67,8 @@ func TestContest(t *testing.T) {
 func TestContestGoesOn(t *testing.T) {
 	t.Parallel()
 	plan := []workload{{name: single, entries: []entry{
-		{contestant: disk, variant: "a"},
-		{contestant: disk, variant: "b"},
+		{contestant: disk, variant: "a", diskFiles: 1},
+		{contestant: disk, variant: "b", diskFiles: 1},
 	}}}
 	c := contest{dir: filepath.Join(t.TempDir(), "none"), say: func(string) {}}
 	_, problems := c.hold(t.Context(), plan, 2)

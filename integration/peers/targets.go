@@ -22,13 +22,18 @@ func cpuOf(f []figures) float64    { return f[0].CPU[all] }
 // copies of each message.
 const copies = 3
 
+func ofDisk(f []figures) float64 { return copies * f[0].Rate * messageBytes / f[1].DiskBytes }
+
 // targets are what is promised, in the order of the results.
 func targets() []target {
 	return []target{
 		{
-			what: "three copies of what is published durably, batched, ÷ the bare disk (three files, groups of 1 MiB, fdatasync)", goal: 0.6, farther: 0.75,
-			value:  func(f []figures) float64 { return copies * f[0].Rate * messageBytes / f[1].DiskBytes },
-			places: []place{{batched, penstock}, {batched, disk}},
+			what: "three copies of what is published durably, batched, ÷ the bare disk (three new files, groups of 1 MiB, fdatasync)", goal: 0.6, farther: 0.75,
+			value: ofDisk, places: []place{{batched, penstock}, {batched, disk}},
+		},
+		{
+			what: "the same ÷ the bare disk in files that are used again", goal: 0.6, farther: 0.75,
+			value: ofDisk, places: []place{{batched, penstock}, {batched, diskAgain}},
 		},
 		{
 			what: "durable publishing, batched, ÷ JetStream's fast ingest, sync always", goal: 7, farther: 10, unit: "×",

@@ -24,9 +24,12 @@ type Config struct {
 	Files int
 	// FileBytes is the size of each. 0 means 256 MiB.
 	FileBytes int64
+	// New leaves the files empty, so that they grow to that size while they are written: every block is one that the file
+	// system and the device have to find first.
+	New bool
 }
 
-// Disk is a number of files that were written once.
+// Disk is a number of files.
 type Disk struct {
 	dir   string
 	files []*diskFile
@@ -63,7 +66,7 @@ const (
 	maxLatency = int64(time.Minute)
 )
 
-// Open makes the files and writes them once.
+// Open makes the files, and writes them once unless they are to be new.
 func Open(ctx context.Context, cfg Config) (_ *Disk, err error) {
 	if cfg.Files == 0 {
 		cfg.Files = defaultFiles
@@ -87,6 +90,9 @@ func Open(ctx context.Context, cfg Config) (_ *Disk, err error) {
 			return nil, fmt.Errorf("make file for disk test: %w", err)
 		}
 		d.files = append(d.files, &diskFile{file: f, size: cfg.FileBytes})
+	}
+	if cfg.New {
+		return d, nil
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, f := range d.files {

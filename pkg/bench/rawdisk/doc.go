@@ -14,6 +14,7 @@
 //
 // Each writer has a file of its own and does what a log does: it writes a group at the end of what it wrote before, through
 // the page cache, and syncs it with fdatasync, one at a time. Files are written once before anything is measured, and used
-// again from their beginning when their end is reached, as recycled segments are: a sync then changes no metadata. A growing
-// file would measure the file system's journal, and writing around the cache is not what the broker does.
+// again from their beginning when their end is reached, as recycled segments are: a sync then changes no metadata. New files,
+// which grow, measure the file system's journal and the device's allocation too, which virtual disks have: they are the limit
+// of a log that recycles nothing yet. Writing around the cache is not what the broker does.
 package rawdisk

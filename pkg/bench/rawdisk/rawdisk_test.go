@@ -43,6 +43,29 @@ func TestGroupsAreCounted(t *testing.T) {
 	}
 }
 
+// New files hold what was measured and nothing else.
+func TestNewFilesGrow(t *testing.T) {
+	t.Parallel()
+	d, err := Open(t.Context(), Config{Dir: t.TempDir(), Files: 1, FileBytes: 1 << 40, New: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var written int64
+	for range 2 {
+		if size, err := d.files[0].file.Size(); err != nil || size != written {
+			t.Fatalf("%d bytes, %v, after %d were written", size, err, written)
+		}
+		m, err := d.Write(t.Context(), 1, 4<<10, 5*time.Millisecond)
+		if err != nil || m.Groups == 0 {
+			t.Fatal(m.Groups, err)
+		}
+		written += int64(m.Bytes)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestWhatCannotBeWrittenSaysWhy(t *testing.T) {
 	t.Parallel()
 	if _, err := Open(t.Context(), Config{Dir: t.TempDir() + "/none"}); !errors.Is(err, os.ErrNotExist) {
