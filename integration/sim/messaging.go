@@ -164,7 +164,8 @@ type servedTopic struct {
 	trimming time.Duration
 	tidying  sched.Turn
 	ended    bool
-	newest   map[string]rank // the incarnations that it let in
+	newest   map[string]rank       // the incarnations that it let in, as far as it remembers them
+	present  map[string]*publisher // those that have not left
 }
 
 var errMoved = errors.New("sim: the topic is not served here")
@@ -266,7 +267,7 @@ func (s *servedBundle) openTopic(i int) (*servedTopic, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
-	st := &servedTopic{s: s, t: t, record: record, log: log, views: map[string]*view{}, newest: map[string]rank{}}
+	st := &servedTopic{s: s, t: t, record: record, log: log, views: map[string]*view{}, newest: map[string]rank{}, present: map[string]*publisher{}}
 	st.set = s.subs.NewSet(subscription.Config{
 		Name: t.name, Owner: t.owner, Topic: log, Gone: func() error { return errMoved },
 		Core: func(k subscription.Type) dispatch.Core {

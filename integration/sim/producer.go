@@ -302,8 +302,12 @@ func (p *producer) connect() {
 			}
 			pub := &publisher{c: c, st: st, from: p, p: remote, wake: make(chan struct{}, 1)}
 			st.opened(p, remote.Epoch())
+			st.present[name] = pub
 			p.byOutdated = p.byOutdated || s.outdated()
-			c.closed(remote.Close)
+			c.closed(func() {
+				remote.Close()
+				st.closed(pub)
+			})
 			s.run.Go(pub.run)
 			last := remote.LastSequence()
 			c.tell(func() { p.opened(c, pub, remote.Epoch(), last) })

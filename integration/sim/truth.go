@@ -325,6 +325,17 @@ func (st *servedTopic) opened(p *producer, epoch uint64) {
 	}
 }
 
+// closed notes that a producer left. Without deduplication, an owner remembers no incarnation that has: one that it had
+// superseded may come back.
+func (st *servedTopic) closed(u *publisher) {
+	if name := u.from.name; st.present[name] == u {
+		delete(st.present, name)
+		if !u.from.dedup {
+			delete(st.newest, name)
+		}
+	}
+}
+
 // newestOf returns the newest incarnation of a producer's name that a topic's owner must know of: those that it let in itself,
 // and with deduplication those that an earlier one did.
 func (st *servedTopic) newestOf(p *producer) rank {

@@ -79,7 +79,8 @@ func nextEpoch(newest, asked uint64, owner entry.Epoch) (uint64, error) {
 // to read the snapshot and the entries after it first. A new incarnation has it wait for what an older one has under way:
 // that may be stored yet, and its sequences are not to be given to other messages. It is also noted in the snapshot store
 // before it is let in, so that no later owner lets an older one in: that would take the sequences at which this one was told
-// to go on. Without dedup, incarnations are told apart by the owner that they ask, as long as it is the owner.
+// to go on. Without dedup, incarnations are told apart by the owner that they ask, as long as it is the owner and the newer one
+// has not left.
 func (t *Topic) OpenProducer(ctx context.Context, name string, epoch uint64, dedup bool) (*Producer, error) {
 	if name == "" || len(name) > frame.MaxProducerName {
 		return nil, fmt.Errorf("open producer: a name has 1 to %d bytes, this one %d", frame.MaxProducerName, len(name))
