@@ -19,7 +19,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/ownership"
 )
 
-// redialTimeout bounds the one connection attempt that tells a dead process from a broken stream.
+// redialTimeout bounds the connection attempts that tell a dead process from a broken stream.
 const redialTimeout = 200 * time.Millisecond
 
 // pinger is an ownership.Pinger over gRPC. After each stream that broke, or could not be had, it finds out whether
@@ -43,10 +43,15 @@ func (p pinger) converse(ctx context.Context, b meta.BrokerInfo, pong func(drain
 		}
 		for ctx.Err() == nil {
 			err := p.ping(ctx, conn, pong)
-			if ctx.Err() == nil && refused(ctx, b.Peer) {
+			next := time.NewTimer(ownership.PingEvery)
+			if gone(ctx, b.Peer) {
 				refusal(err)
 			}
-			sleep(ctx, ownership.PingEvery)
+			select {
+			case <-next.C:
+			case <-ctx.Done():
+				next.Stop()
+			}
 			if errors.Is(err, errMute) {
 				break
 			}
@@ -94,6 +99,21 @@ func (p pinger) ping(ctx context.Context, conn *grpc.ClientConn, pong func(drain
 		}
 		mute.Reset(muteAfter)
 		pong(answer.GetDraining())
+	}
+}
+
+// gone reports whether nobody listens at an address any more. It asks again for a moment: of a process that dies, the newest
+// descriptors are closed first, so that the end of a stream may be heard of while its listener still takes connections.
+func gone(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, redialTimeout)
+	defer cancel()
+	for pause := time.Millisecond; ; pause *= 2 {
+		if refused(ctx, address) {
+			return true
+		}
+		if pause > 64*time.Millisecond || !sleep(ctx, pause) {
+			return false
+		}
 	}
 }
 

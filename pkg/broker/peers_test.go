@@ -131,6 +131,34 @@ func TestAPeerIsTrustedThenDrainsThenIsGone(t *testing.T) {
 	b.work.Wait()
 }
 
+// What a dying process listens with is closed after its streams, so that whoever asks at once may get a connection.
+func TestAPeerIsGoneThoughItsListenerIsClosedLast(t *testing.T) {
+	t.Parallel()
+	seen := false
+	for range 20 { // a busy machine may close it too late
+		l := listen(t)
+		accepted := make(chan error, 1)
+		go func() {
+			conn, err := l.Accept()
+			if err == nil {
+				conn.Close()
+			}
+			l.Close()
+			accepted <- err
+		}()
+		seen = gone(t.Context(), l.Addr().String()) || seen
+		if err := <-accepted; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !seen {
+		t.Error("it is taken to be there still")
+	}
+	if gone(t.Context(), listen(t).Addr().String()) {
+		t.Error("somebody listens there")
+	}
+}
+
 // muteServer answers one ping of the first connection that comes, and nothing else of it: what a connection is like whose one
 // direction was cut for so long that TCP's pauses have grown.
 type muteServer struct {
