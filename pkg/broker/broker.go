@@ -25,6 +25,9 @@ import (
 // locateWait is how long a lookup waits for a bundle to be taken.
 const locateWait = time.Second
 
+// successorWait is how long a lookup of somebody who hears nothing of an owner waits for the next one.
+const successorWait = 250 * time.Millisecond
+
 // Broker is one serving process's state: who it is, the bundles it serves, and what they share.
 //
 // Ownership tells it which bundles to serve; it never decides that itself. The lock guards the map of bundles only,

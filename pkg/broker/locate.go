@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/topicname"
 )
@@ -192,6 +193,11 @@ func (l *lookup) LookupTopic(ctx context.Context, req *brokerv1.LookupTopicReque
 	ctx, cancel := context.WithTimeout(ctx, locateWait)
 	defer cancel()
 	route := l.b.owner.Locate(ctx, id)
+	if beyond := entry.Epoch(req.GetBeyondEpoch()); req.GetBundle() == string(id) && !route.Mine && route.URL != "" && route.Epoch <= beyond {
+		ctx, cancel := context.WithTimeout(ctx, successorWait)
+		defer cancel()
+		route = l.b.owner.LocateBeyond(ctx, id, beyond)
+	}
 	if route.URL == "" {
 		return nil, statusError(refuse(brokerv1.Code_CODE_UNAVAILABLE, "look up topic %s: nobody serves bundle %s yet; try again", name, id))
 	}

@@ -307,6 +307,33 @@ func TestStoppedOwnerOfConsumer(t *testing.T) {
 	}
 }
 
+// TestLookupsWaitForTheNextOwner: whoever finds its owner dead has the others answer as soon as there is another.
+func TestLookupsWaitForTheNextOwner(t *testing.T) {
+	t.Parallel()
+	cl := newCluster(t, 2)
+	heir := cl.brokers[1]
+	heir.waits = make(chan struct{}, 1)
+	c := connect(t, cl.urls())
+	p := openProducer(t, c)
+	s := subscribe(t, c)
+	cl.brokers[0].kill()
+	r := p.PublishAsync(t.Context(), &client.Message{Value: value(0)})
+	for range 2 { // of the producer or the consumer, which go on asking
+		select {
+		case <-heir.waits:
+		case <-t.Context().Done():
+			t.Fatal("nobody waits for the next owner")
+		}
+	}
+	cl.moveTo(heir)
+	if _, err := r.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := s.Receive(t.Context()); err != nil || string(d.Value) != string(value(0)) {
+		t.Fatal(d, err)
+	}
+}
+
 // TestBrokerDown: nothing hangs longer than its context, and everything works again once the broker is back.
 func TestBrokerDown(t *testing.T) {
 	t.Parallel()

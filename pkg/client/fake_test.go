@@ -94,6 +94,8 @@ type broker struct {
 	// stands still. Guarded by the cluster's mu.
 	stale  uint64
 	listed chan struct{} // if set, told of each ListSubscriptions
+	// waits, if set, holds back lookups of who hears nothing of the owner until there is a later one, and is told of each.
+	waits chan struct{}
 }
 
 func newCluster(tb testing.TB, brokers int) *cluster {
@@ -262,12 +264,27 @@ func (b *broker) silence(ctx context.Context) error {
 	}
 }
 
-func (b *broker) LookupTopic(ctx context.Context, _ *brokerv1.LookupTopicRequest) (*brokerv1.LookupTopicResponse, error) {
+func (b *broker) LookupTopic(ctx context.Context, r *brokerv1.LookupTopicRequest) (*brokerv1.LookupTopicResponse, error) {
 	if err := b.silence(ctx); err != nil {
 		return nil, err
 	}
+	stop := context.AfterFunc(ctx, func() {
+		b.c.mu.Lock()
+		defer b.c.mu.Unlock()
+		b.c.changed.Broadcast()
+	})
+	defer stop()
 	b.c.mu.Lock()
 	defer b.c.mu.Unlock()
+	if b.waits != nil && r.GetBeyondEpoch() >= b.c.epoch {
+		select {
+		case b.waits <- struct{}{}:
+		default:
+		}
+		for r.GetBeyondEpoch() >= b.c.epoch && ctx.Err() == nil {
+			b.c.changed.Wait()
+		}
+	}
 	if b.stale > 0 {
 		return &brokerv1.LookupTopicResponse{BrokerUrl: b.url(), Bundle: "public/default/0", Epoch: b.stale}, nil
 	}

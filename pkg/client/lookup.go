@@ -184,10 +184,15 @@ func unreachable(op, topic string, errs []error) error {
 	return &Error{Code: CodeUnavailable, Op: op, Topic: topic, Retryable: true, Err: errors.Join(errs...)}
 }
 
-// findOwner asks once around who serves a topic.
+// findOwner asks once around who serves a topic, the broker to avoid last.
 func (c *Client) findOwner(ctx context.Context, topic, avoid string) (owner, error) {
-	return askAny(ctx, c, "look up", topic, avoid, func(ctx context.Context, conn *conn) (owner, error) {
-		r, err := conn.lookup.LookupTopic(ctx, &brokerv1.LookupTopicRequest{Topic: topic})
+	return c.findOwnerBeyond(ctx, topic, owner{url: avoid})
+}
+
+// findOwnerBeyond is findOwner for a topic of whose owner nothing is heard: the answer waits for a moment for the next one.
+func (c *Client) findOwnerBeyond(ctx context.Context, topic string, silent owner) (owner, error) {
+	return askAny(ctx, c, "look up", topic, silent.url, func(ctx context.Context, conn *conn) (owner, error) {
+		r, err := conn.lookup.LookupTopic(ctx, &brokerv1.LookupTopicRequest{Topic: topic, Bundle: silent.bundle, BeyondEpoch: silent.epoch})
 		if err != nil {
 			return owner{}, err
 		}
@@ -215,16 +220,18 @@ func (c *Client) follow(m *brokerv1.Moved) owner {
 	return o
 }
 
+// suspectEvery spaces lookups of one who waits for the next owner. It is about how long a broker holds the answer back.
 const suspectEvery = 250 * time.Millisecond
 
-// suspect looks for a newer owner than o, for as long as ctx lasts: o is silent, and may have been replaced
+// suspect looks for a newer owner than o, for as long as ctx lasts: o is gone, or silent and may have been replaced
 // without this client's connection to it breaking. It returns the newer owner, or false when ctx ended.
 func (c *Client) suspect(ctx context.Context, topic string, o owner) (owner, bool) {
 	for {
-		if n, err := c.findOwner(ctx, topic, o.url); err == nil && n.url != o.url && (n.bundle != o.bundle || n.epoch > o.epoch) {
+		asked := time.Now()
+		if n, err := c.findOwnerBeyond(ctx, topic, o); err == nil && n.url != o.url && (n.bundle != o.bundle || n.epoch > o.epoch) {
 			return n, true
 		}
-		if !pause(ctx, suspectEvery) {
+		if !pause(ctx, time.Until(asked.Add(suspectEvery))) {
 			return owner{}, false
 		}
 	}

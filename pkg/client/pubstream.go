@@ -46,6 +46,7 @@ type pubStream struct {
 	leaving     bool
 
 	payload []byte // scratch of the sending goroutine
+	tried   owner  // by the latest attempt to open, if that found one; run's
 }
 
 func newPubStream(p *Producer, n topicname.Name) *pubStream {
@@ -149,7 +150,7 @@ func (s *pubStream) lastError() error {
 // run connects, serves and reconnects until the producer is closed or cannot go on.
 func (s *pubStream) run() {
 	defer close(s.done)
-	pace := newPace()
+	pace := newPace(s.c, s.topic)
 	var hint owner
 	avoid := ""
 	for s.life.Err() == nil {
@@ -172,9 +173,8 @@ func (s *pubStream) run() {
 		s.mu.Lock()
 		s.last = e
 		s.mu.Unlock()
-		hint, avoid = s.c.follow(e.moved), e.Broker
 		s.c.cfg.log.DebugContext(s.life, "producer reconnects", "topic", s.topic, "error", e)
-		pace.wait(s.life, st != nil && time.Since(began) > time.Second, hint.url != "")
+		hint, avoid = pace.next(s.life, e, st != nil && time.Since(began) > time.Second, s.tried), e.Broker
 	}
 	s.end(closedError("publish", s.topic))
 }
@@ -246,12 +246,14 @@ func (st *openStream) close() {
 // open finds the owner, unless hint names it, and opens a stream there.
 func (s *pubStream) open(hint owner, avoid string) (*openStream, error) {
 	o := hint
+	s.tried = owner{}
 	if o.url == "" {
 		var err error
 		if o, err = s.c.findOwner(s.life, s.topic, avoid); err != nil {
 			return nil, err
 		}
 	}
+	s.tried = o
 	conn, err := s.c.pool.get(o.url)
 	if err != nil {
 		return nil, err
@@ -267,6 +269,7 @@ func (s *pubStream) open(hint owner, avoid string) (*openStream, error) {
 		}
 		return nil, fromStatus("open producer", s.topic, o.url, err)
 	}
+	s.tried = st.owner
 	return st, nil
 }
 

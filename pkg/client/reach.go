@@ -68,26 +68,39 @@ func sendError(stream grpc.ClientStream, resp any, err error) error {
 
 // pace spaces the attempts of one runner.
 type pace struct {
-	b    backoff
-	hops int
+	c     *Client
+	topic string
+	b     backoff
+	hops  int
 }
 
-func newPace() pace { return pace{b: newBackoff()} }
+func newPace(c *Client, topic string) pace { return pace{c: c, topic: topic, b: newBackoff()} }
 
-// wait pauses before the next attempt, but not after a stream that had lasted, nor before following a redirect,
-// unless redirects go in a circle.
-func (p *pace) wait(ctx context.Context, lasted, redirected bool) {
+// next pauses before the attempt that follows an error of tried, but not after a stream that had lasted, nor before
+// following a redirect, unless redirects go in a circle. If tried is gone, or not the owner any more, the pause is spent on
+// asking for the next one, and ends when there is one. It returns whom to try, if that is known.
+func (p *pace) next(ctx context.Context, e *Error, lasted bool, tried owner) owner {
+	hint := p.c.follow(e.moved)
 	if lasted {
 		p.b.reset()
 		p.hops = 0
-		return
+		return hint
 	}
-	if redirected && p.hops < freeHops {
+	if hint.url != "" && p.hops < freeHops {
 		p.hops++
-		return
+		return hint
 	}
+	ctx, cancel := context.WithTimeout(ctx, p.b.next())
+	defer cancel()
+	if hint.url == "" && tried.url != "" && p.hops < freeHops && (e.Code == CodeUnavailable || e.Code == CodeNotOwner) {
+		if next, ok := p.c.suspect(ctx, p.topic, tried); ok {
+			p.hops++
+			return next
+		}
+	}
+	<-ctx.Done()
 	p.hops = 0
-	pause(ctx, p.b.next())
+	return hint
 }
 
 // suspicion looks for a newer owner while the present one owes an answer for too long.

@@ -45,6 +45,8 @@ type subStream struct {
 	incarnation []byte
 	retry       backoff  // of acknowledgements that failed for now
 	left        ackGroup // what was acknowledged and never confirmed when the consumer ended
+
+	tried owner // by the latest attempt to open, if that found one; run's
 }
 
 type nackItem struct {
@@ -79,7 +81,7 @@ func nudge(ch chan struct{}) {
 func (s *subStream) run() {
 	defer close(s.done)
 	defer s.markReady()
-	pace := newPace()
+	pace := newPace(s.c.c, s.topic)
 	var hint owner
 	var conflict time.Time
 	avoid := ""
@@ -113,9 +115,8 @@ func (s *subStream) run() {
 			s.c.fail(e)
 			break
 		}
-		hint, avoid = s.c.c.follow(e.moved), e.Broker
 		s.c.c.cfg.log.DebugContext(s.life, "consumer reconnects", "topic", s.topic, "subscription", s.c.cfg.subscription, "error", e)
-		pace.wait(s.life, st != nil && time.Since(began) > time.Second, hint.url != "")
+		hint, avoid = pace.next(s.life, e, st != nil && time.Since(began) > time.Second, s.tried), e.Broker
 	}
 	s.forget()
 }
@@ -203,12 +204,14 @@ func (st *openSub) close() {
 // open finds the owner, unless hint names it, and subscribes there.
 func (s *subStream) open(hint owner, avoid string) (*openSub, error) {
 	o := hint
+	s.tried = owner{}
 	if o.url == "" {
 		var err error
 		if o, err = s.c.c.findOwner(s.life, s.topic, avoid); err != nil {
 			return nil, err
 		}
 	}
+	s.tried = o
 	conn, err := s.c.c.pool.get(o.url)
 	if err != nil {
 		return nil, err
@@ -224,6 +227,7 @@ func (s *subStream) open(hint owner, avoid string) (*openSub, error) {
 		}
 		return nil, fromStatus("subscribe", s.topic, o.url, err)
 	}
+	s.tried = st.owner
 	return st, nil
 }
 

@@ -189,6 +189,11 @@ type Route struct {
 // Locate says where a bundle is served. If nobody serves it and this broker should, it is taken first; Locate waits
 // for that until ctx ends, then answers as far as it knows.
 func (r *Runner) Locate(ctx context.Context, id meta.BundleID) Route {
+	return r.LocateBeyond(ctx, id, 0)
+}
+
+// LocateBeyond is Locate for whoever hears nothing of the owner with an epoch: until ctx ends, it waits for a later one, too.
+func (r *Runner) LocateBeyond(ctx context.Context, id meta.BundleID, beyond entry.Epoch) Route {
 	r.step(Wanted{Bundle: id})
 	for {
 		r.mu.Lock()
@@ -199,12 +204,12 @@ func (r *Runner) Locate(ctx context.Context, id meta.BundleID) Route {
 		switch {
 		case mine:
 			return Route{Broker: r.cfg.Self.ID, URL: r.cfg.Self.URL, Epoch: epoch, Mine: true}
-		case broker != "" && broker != r.cfg.Self.ID:
+		case broker != "" && broker != r.cfg.Self.ID && (routed > beyond || ctx.Err() != nil):
 			return Route{Broker: broker, URL: r.url(broker), Epoch: routed}
-		}
-		if _, err := r.sched.Wait(ctx, sched.Channels{changed}); err != nil {
+		case ctx.Err() != nil:
 			return Route{}
 		}
+		_, _ = r.sched.Wait(ctx, sched.Channels{changed}) // the loop asks ctx
 	}
 }
 

@@ -216,6 +216,31 @@ func TestADrainedBrokerNamesWhoTakesOver(t *testing.T) {
 	await(t, func() bool { return other.Locate(t.Context(), id).Mine })
 }
 
+func TestWhoHearsNothingOfAnOwnerWaitsForTheNext(t *testing.T) {
+	t.Parallel()
+	store, nodes := startBrokers(t, 3)
+	id := firstBundle(t, store)
+	old := place(t, nodes, id)
+	before, _ := nodes[old].Guard(id)
+	others := []*node{nodes[(old+1)%3], nodes[(old+2)%3]}
+	answers := make(chan ownership.Route, 2)
+	for _, other := range others {
+		await(t, func() bool { return other.Locate(canceled(), id).Epoch == before.Epoch })
+		if route := other.LocateBeyond(canceled(), id, before.Epoch); route.Epoch != before.Epoch {
+			t.Fatalf("without a later owner, %+v is known", route)
+		}
+		go func() { answers <- other.LocateBeyond(t.Context(), id, before.Epoch) }()
+	}
+	if err := nodes[old].Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range others {
+		if route := <-answers; route.Epoch <= before.Epoch {
+			t.Fatalf("%+v comes after epoch %d", route, before.Epoch)
+		}
+	}
+}
+
 func TestALostLeaseIsReplacedAndTheEpochKept(t *testing.T) {
 	t.Parallel()
 	store, nodes := startBrokers(t, 1)

@@ -25,7 +25,11 @@ const (
 type LookupTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Topic or partition.
-	Topic         string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Bundle and epoch of an owner that the caller cannot reach, or hears nothing of. An answer that knows of no later one
+	// is held back for a moment, in which there may be one.
+	Bundle        string `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	BeyondEpoch   uint64 `protobuf:"varint,3,opt,name=beyond_epoch,json=beyondEpoch,proto3" json:"beyond_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -65,6 +69,20 @@ func (x *LookupTopicRequest) GetTopic() string {
 		return x.Topic
 	}
 	return ""
+}
+
+func (x *LookupTopicRequest) GetBundle() string {
+	if x != nil {
+		return x.Bundle
+	}
+	return ""
+}
+
+func (x *LookupTopicRequest) GetBeyondEpoch() uint64 {
+	if x != nil {
+		return x.BeyondEpoch
+	}
+	return 0
 }
 
 // LookupTopicResponse names the owner.
@@ -254,9 +272,11 @@ var File_penstock_broker_v1_lookup_proto protoreflect.FileDescriptor
 
 const file_penstock_broker_v1_lookup_proto_rawDesc = "" +
 	"\n" +
-	"\x1fpenstock/broker/v1/lookup.proto\x12\x12penstock.broker.v1\"*\n" +
+	"\x1fpenstock/broker/v1/lookup.proto\x12\x12penstock.broker.v1\"e\n" +
 	"\x12LookupTopicRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"|\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x16\n" +
+	"\x06bundle\x18\x02 \x01(\tR\x06bundle\x12!\n" +
+	"\fbeyond_epoch\x18\x03 \x01(\x04R\vbeyondEpoch\"|\n" +
 	"\x13LookupTopicResponse\x12\x1d\n" +
 	"\n" +
 	"broker_url\x18\x01 \x01(\tR\tbrokerUrl\x12\x16\n" +
