@@ -29,7 +29,10 @@ run: build ## a standalone cluster in this terminal, data in ./penstock-data
 ##@ Build
 
 .PHONY: build
-build: bin/etcd ## bin/broker, bin/bookie, bin/penstock, bin/etcd
+build: programs bin/etcd ## bin/broker, bin/bookie, bin/penstock, bin/etcd
+
+.PHONY: programs
+programs: ## the first three of them, which is what an image has
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
 
 bin/etcd: tools/go.mod
@@ -37,6 +40,10 @@ bin/etcd: tools/go.mod
 
 bin/nats-server: tools/go.mod
 	cd tools && go build -trimpath -o ../bin/nats-server github.com/nats-io/nats-server/v2
+
+.PHONY: image
+image: ## a container image of them, IMAGE by name, with ENGINE (docker)
+	$(or $(ENGINE),docker) build --build-arg VERSION=$(VERSION) -t $(or $(IMAGE),localhost/penstock:0.1.0) .
 
 .PHONY: generate
 generate: tools ## generated Go from api/*.proto
@@ -49,7 +56,7 @@ clean: ## what was built
 ##@ Check
 
 .PHONY: test
-test: build bin/nats-server ## every test but the long runs, with the race detector
+test: build bin/nats-server chart-tools ## every test but the long runs, with the race detector
 	CGO_ENABLED=1 go test -race -timeout 20m ./api/... ./cmd/... ./pkg/...
 	go test -timeout 20m -run AtEach ./pkg/ledgerstore
 	@[ -z "$(NOROOT)" ] || echo "without the tests of disks and networks, which need root, mkfs.ext4, mkfs.xfs, ip and strace"
@@ -73,6 +80,7 @@ check: tools ## linters, buf lint, generated code and go.mod up to date
 	diff -r "$$before/api" api || { echo "generated code is out of date: run make generate and commit" >&2; exit 1; }
 	go mod tidy -diff
 	cd tools && go mod tidy -diff
+	cd tools/chart && go mod tidy -diff
 
 .PHONY: bench
 bench: ## Go benchmarks of the data path, with allocations
@@ -96,4 +104,14 @@ tools: $(TOOLBIN)/.stamp
 $(TOOLBIN)/.stamp: tools/go.mod
 	mkdir -p $(TOOLBIN)
 	cd tools && GOBIN="$(TOOLBIN)" go install tool
+	touch $@
+
+.PHONY: chart-tools
+chart-tools: bin/chart/.stamp ## helm 3, helm 4 and kubeconform, for the tests of the chart
+
+bin/chart/.stamp: tools/chart/go.mod
+	mkdir -p bin/chart
+	cd tools/chart && go build -trimpath -o ../../bin/chart/helm3 helm.sh/helm/v3/cmd/helm
+	cd tools/chart && go build -trimpath -o ../../bin/chart/helm4 helm.sh/helm/v4/cmd/helm
+	cd tools/chart && go build -trimpath -o ../../bin/chart/ github.com/yannh/kubeconform/cmd/kubeconform
 	touch $@
