@@ -50,7 +50,8 @@ type mark struct {
 	syncs                       float64
 }
 
-func startObserver(ctx context.Context, r *run) (*observer, error) {
+// newObserver finds out whether everything can be observed, and starts the probe.
+func newObserver(ctx context.Context, r *run) (*observer, error) {
 	o := &observer{
 		run: r, processes: append([]Process{{Name: r.options.Self, PID: os.Getpid()}}, r.options.Processes...),
 		ending: make(chan struct{}), ended: make(chan struct{}), publish: newHistogram(), endToEnd: newHistogram(), phase: phaseWarmUp,
@@ -60,7 +61,7 @@ func startObserver(ctx context.Context, r *run) (*observer, error) {
 			return nil, fmt.Errorf("measure %s: %w", p.Name, err)
 		}
 	}
-	if _, err := readSyncs(ctx, r.options.Metrics); err != nil {
+	if _, err := CountSyncs(ctx, r.options.Metrics); err != nil {
 		return nil, err
 	}
 	if r.options.ProbeDir != "" {
@@ -71,16 +72,24 @@ func startObserver(ctx context.Context, r *run) (*observer, error) {
 		o.probe = probe
 	}
 	o.peak = make([]int64, len(o.processes))
-	o.before = o.counters()
-	o.began = o.before.at
-	go o.watch()
 	return o, nil
 }
 
-// stop ends the observation with a last point.
-func (o *observer) stop() error {
+// start begins to take points.
+func (o *observer) start() {
+	o.before = o.counters()
+	o.began = o.before.at
+	go o.watch()
+}
+
+// stop ends what start began.
+func (o *observer) stop() {
 	close(o.ending)
 	<-o.ended
+}
+
+// close ends the probe. It returns what could not be observed.
+func (o *observer) close() error {
 	if o.probe != nil {
 		o.errs = append(o.errs, o.probe.Close())
 	}
@@ -205,7 +214,7 @@ const syncsPatience = 5 * time.Second
 func (o *observer) syncs(ctx context.Context) float64 {
 	ctx, cancel := context.WithTimeout(ctx, syncsPatience)
 	defer cancel()
-	n, err := readSyncs(ctx, o.run.options.Metrics)
+	n, err := CountSyncs(ctx, o.run.options.Metrics)
 	if err != nil {
 		o.errs = append(o.errs, err)
 	}

@@ -21,14 +21,12 @@ const poll = 5 * time.Millisecond
 
 // measure runs the load from the first message to the last, and fills the result. Its error says why it ended early.
 func (r *run) measure(ctx context.Context) error {
-	var err error
-	if r.observer, err = startObserver(ctx, r); err != nil {
-		return err
-	}
+	r.observer.start()
 	if r.scenario.Backlog == 0 {
 		r.startReading(ctx)
 	}
-	if err = r.startPublishing(ctx); err == nil {
+	err := r.startPublishing(ctx)
+	if err == nil {
 		err = r.phases(ctx)
 	}
 	if err == nil {
@@ -38,7 +36,7 @@ func (r *run) measure(ctx context.Context) error {
 	lasting := context.WithoutCancel(ctx)
 	err = errors.Join(err, r.settle(lasting), r.receiveRest(lasting))
 	r.stopReading()
-	err = errors.Join(err, r.observer.stop())
+	r.observer.stop()
 	r.observer.report(&r.result)
 	r.verify()
 	return err

@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -182,7 +183,7 @@ func (r *Result) Err() error {
 	if v.Acknowledged == 0 {
 		errs = append(errs, errors.New("nothing was acknowledged"))
 	}
-	return errors.Join(errs...)
+	return oneLine(errs)
 }
 
 // Phase returns the phase with that name, or nil.
@@ -208,7 +209,8 @@ func Summarize(h *hdrhistogram.Histogram) *Latency {
 		P50Ms: at(50), P90Ms: at(90), P99Ms: at(99), P999Ms: at(99.9), MaxMs: float64(h.Max()) / millisecond,
 	}
 	for rest := 100.0; rest > 100/float64(h.TotalCount()); rest *= distributionStep {
-		l.Distribution = append(l.Distribution, Percentile{Percent: 100 - rest, Ms: at(100 - rest)})
+		percent := math.Round((100-rest)*1e7) / 1e7
+		l.Distribution = append(l.Distribution, Percentile{Percent: percent, Ms: at(percent)})
 	}
 	l.Distribution = append(l.Distribution, Percentile{Percent: 100 - 100/float64(h.TotalCount()), Ms: l.MaxMs})
 	return l

@@ -81,7 +81,7 @@ type run struct {
 
 // Run puts a scenario on a broker and measures. It returns a result also with an error, as far as it got: when ctx ended, it
 // stops publishing, waits for what is under way, and tells what was measured until then. What the result itself shows, such as
-// messages that failed or are missing, is [Result.Err].
+// messages that failed or are missing, is [Result.Err]. There is no result if nothing was tried.
 func Run(ctx context.Context, driver Driver, scenario Scenario, options Options) (*Result, error) {
 	scenario = scenario.WithDefaults()
 	if err := scenario.Validate(); err != nil {
@@ -98,10 +98,14 @@ func Run(ctx context.Context, driver Driver, scenario Scenario, options Options)
 	}
 	r := newRun(driver, scenario, options)
 	defer func() { r.die() }()
-	err := r.setUp(ctx)
-	if err == nil {
+	var err error
+	if r.observer, err = newObserver(ctx, r); err != nil {
+		return nil, err
+	}
+	if err = r.setUp(ctx); err == nil {
 		err = r.measure(ctx)
 	}
+	err = errors.Join(err, r.observer.close())
 	if err != nil {
 		r.result.Interrupted = err.Error()
 	}

@@ -253,7 +253,7 @@ func TestAnInterruptedRunTellsWhatItMeasured(t *testing.T) {
 	}
 	// While a backlog is built, nobody receives yet: that is no loss.
 	ctx, cancel = context.WithCancel(t.Context())
-	s.Backlog = math.MaxInt64
+	s.Backlog, s.Rate = math.MaxInt64, 1000
 	r, err = Run(ctx, newMemoryDriver(), s, Options{Progress: func(Point) { cancel() }})
 	if !errors.Is(err, context.Canceled) || r.Err() != nil || r.Verified.Expected != 0 {
 		t.Fatalf("%v, %v; %+v", err, r.Err(), r.Verified)

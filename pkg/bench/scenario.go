@@ -6,12 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// Scenario is a workload. Zero fields have the defaults that [Scenario.WithDefaults] gives.
+// Scenario is a workload. Zero fields have the defaults that [Scenario.WithDefaults] gives; in a file, 0 is 0.
 type Scenario struct {
 	// Name stands in results.
 	Name string `yaml:"name" json:"name,omitempty"`
@@ -56,6 +57,10 @@ type Scenario struct {
 // MarshalJSON writes durations as text, as they stand in YAML.
 func (s Scenario) MarshalJSON() ([]byte, error) {
 	type plain Scenario
+	s.Subscriptions = max(s.Subscriptions, 0)
+	if s.Keys == KeysNone {
+		s.KeyCount = 0
+	}
 	text, err := json.Marshal(struct {
 		plain
 		WarmUp   string `json:"warmUp"`
@@ -86,7 +91,7 @@ func (s Scenario) WithDefaults() Scenario {
 	fill(&s.Topics, 1)
 	fill(&s.Partitions, 1)
 	fill(&s.Producers, 1)
-	fill(&s.Subscriptions, 1)
+	fill(&s.Subscriptions, defaultSubscriptions)
 	fill(&s.Consumers, 1)
 	fill(&s.Size, 1024)
 	if clients := max(1, s.Topics) * max(1, s.Producers); s.InFlight == 0 {
@@ -94,10 +99,24 @@ func (s Scenario) WithDefaults() Scenario {
 	}
 	fill(&s.Keys, KeysNone)
 	if s.Keys != KeysNone {
-		fill(&s.KeyCount, 10_000)
+		fill(&s.KeyCount, defaultKeyCount)
 	}
-	fill(&s.WarmUp, 5*time.Second)
+	fill(&s.WarmUp, defaultWarmUp)
 	fill(&s.Duration, 30*time.Second)
+	return s
+}
+
+// exactly has zeros that a person wrote count, where the zero field would be the default.
+func (s Scenario) exactly() Scenario {
+	if s.Subscriptions == 0 {
+		s.Subscriptions = -1
+	}
+	if s.WarmUp == 0 {
+		s.WarmUp = -1
+	}
+	if s.InFlight == 0 {
+		s.InFlight = s.WithDefaults().InFlight
+	}
 	return s
 }
 
@@ -118,8 +137,11 @@ const (
 	maxMemory     = 4 << 30 // of values in flight
 	defaultMemory = 256 << 20
 
-	defaultInFlight = 10_000
-	maxKeys         = 10_000_000
+	defaultInFlight      = 10_000
+	defaultSubscriptions = 1
+	defaultKeyCount      = 10_000
+	defaultWarmUp        = 5 * time.Second
+	maxKeys              = 10_000_000
 )
 
 // Validate returns what is wrong with a scenario that has its defaults.
@@ -167,7 +189,19 @@ func (s Scenario) Validate() error {
 				clients, s.InFlight, s.Size, memory, int64(maxMemory))
 		}
 	}
-	return errors.Join(errs...)
+	return oneLine(errs)
+}
+
+// oneLine joins errors as people read them.
+func oneLine(errs []error) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	texts := make([]string, len(errs))
+	for i, err := range errs {
+		texts[i] = err.Error()
+	}
+	return errors.New(strings.Join(texts, "; "))
 }
 
 // ReadScenarios reads a YAML file: a scenario, or several as documents. Unknown keys are errors. The scenarios have their
@@ -184,7 +218,8 @@ func ReadScenarios(in io.Reader) ([]Scenario, error) {
 	dec.KnownFields(true)
 	var all []Scenario
 	for {
-		var s Scenario
+		s := Scenario{KeyCount: defaultKeyCount}.WithDefaults()
+		s.InFlight = 0 // it depends on the rest
 		err := dec.Decode(&s)
 		if errors.Is(err, io.EOF) {
 			break
@@ -192,7 +227,7 @@ func ReadScenarios(in io.Reader) ([]Scenario, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read scenario %d: %w", len(all)+1, err)
 		}
-		s = s.WithDefaults()
+		s = s.exactly()
 		if err := s.Validate(); err != nil {
 			return nil, fmt.Errorf("read scenario %d: %w", len(all)+1, err)
 		}

@@ -16,22 +16,23 @@ batching: {messages: 1}
 duration: 10s
 ---
 topics: 10
+subscriptions: 0
 partitions: 4
 keys: zipf
 ack: all
-warm-up: -1s
+warm-up: 0s
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := Scenario{
 		Name: "small", Topics: 1, Partitions: 1, Producers: 1, Subscriptions: 1, Consumers: 1, Size: 1024, Rate: 2000,
-		InFlight: 1, Batching: Batching{Messages: 1}, Keys: KeysNone, WarmUp: 5 * time.Second, Duration: 10 * time.Second,
+		InFlight: 1, KeyCount: 10_000, Batching: Batching{Messages: 1}, Keys: KeysNone, WarmUp: 5 * time.Second, Duration: 10 * time.Second,
 	}
 	if len(all) != 2 || all[0] != want {
 		t.Fatalf("read %+v\nwant %+v", all, want)
 	}
-	if s := all[1]; s.Topics != 10 || s.KeyCount != 10_000 || s.Ack != AckAll || s.WarmUp >= 0 {
+	if s := all[1]; s.Topics != 10 || s.KeyCount != 10_000 || s.Ack != AckAll || s.WarmUp != -1 || s.Subscriptions != -1 {
 		t.Fatalf("read %+v", s)
 	}
 }
@@ -41,6 +42,8 @@ func TestBadScenarioSaysWhatIsWrong(t *testing.T) {
 	for text, want := range map[string]string{
 		"topic: 1":                            "field topic not found",
 		"topics: -1":                          "topics is -1: want 1 to",
+		"topics: 0":                           "topics is 0: want 1 to",
+		"duration: 0s":                        "duration is 0s",
 		"size: 5":                             "size is 5: want 28 to",
 		"keys: some":                          `keys is "some": want none, in-turn, uniform or zipf`,
 		"ack: two":                            `ack is "two": want none, one, quorum or all`,

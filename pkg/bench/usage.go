@@ -88,8 +88,8 @@ const SyncMetric = "penstock_ledgerstore_sync_seconds_count"
 // maxMetrics bounds what is read of a /metrics page.
 const maxMetrics = 64 << 20
 
-// readSyncs adds up the syncs that the pages tell of.
-func readSyncs(ctx context.Context, urls []string) (sum float64, err error) {
+// CountSyncs adds up the syncs that bookies' /metrics pages tell of.
+func CountSyncs(ctx context.Context, urls []string) (sum float64, err error) {
 	for _, url := range urls {
 		n, err := readSyncsOf(ctx, url)
 		if err != nil {

@@ -58,12 +58,12 @@ func TestSyncsAreCounted(t *testing.T) {
 	serve("/bad", SyncMetric+" x\n")
 	server := httptest.NewServer(pages)
 	defer server.Close()
-	n, err := readSyncs(t.Context(), []string{server.URL + "/two", server.URL + "/one"})
+	n, err := CountSyncs(t.Context(), []string{server.URL + "/two", server.URL + "/one"})
 	if err != nil || n != 408 {
 		t.Fatalf("counted %v, %v", n, err)
 	}
 	for path, want := range map[string]string{"/none": "there is no " + SyncMetric, "/bad": "x", "/missing": "404"} {
-		if _, err := readSyncs(t.Context(), []string{server.URL + path}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := CountSyncs(t.Context(), []string{server.URL + path}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
 	}

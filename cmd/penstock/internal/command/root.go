@@ -99,7 +99,7 @@ func (a *app) rootCommand() *cobra.Command {
 		a.produceCommand(), a.consumeCommand(),
 		a.topicCommand(), a.subscriptionCommand(), a.namespaceCommand(), a.tenantCommand(),
 		a.brokerCommand(), a.bookieCommand(), a.ledgerCommand(), a.segmentCommand(),
-		a.standaloneCommand(), a.demoCommand(), a.verifyCommand(),
+		a.standaloneCommand(), a.demoCommand(), a.verifyCommand(), a.benchCommand(),
 		a.contextCommand(), a.versionCommand(),
 	)
 	root.InitDefaultHelpCmd()
