@@ -69,7 +69,11 @@ func OpenByHand(cfg Config, fs vfs.FS) (*ByHand, error) {
 	}
 	h.post(&Space{State: state})
 	h.atOnce = false
-	return h, h.err
+	if h.err != nil {
+		h.Abandon()
+		return nil, h.err
+	}
+	return h, nil
 }
 
 func (h *ByHand) take(s *Store) {
