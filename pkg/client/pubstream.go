@@ -160,6 +160,9 @@ func (s *pubStream) run() {
 			s.markReady()
 			err = s.serve(st)
 			st.close()
+			if st.useful {
+				pace.fresh()
+			}
 			s.apply((*window).broken)
 		}
 		if s.life.Err() != nil || s.isLeaving() {
@@ -235,6 +238,7 @@ type openStream struct {
 	cancel context.CancelFunc
 	ctx    context.Context // the stream's own
 	owner  owner
+	useful bool // something came of it; the receiver's, until it has ended
 }
 
 func (st *openStream) close() {
@@ -453,6 +457,7 @@ func (s *pubStream) receive(st *openStream) error {
 		known := true
 		switch k := resp.GetKind().(type) {
 		case *brokerv1.PublishResponse_Receipt:
+			st.useful = true
 			at := k.Receipt.GetPosition()
 			position := entry.Position{Ledger: entry.LedgerID(at.GetLedger()), Entry: entry.EntryID(at.GetEntry()), Batch: at.GetBatch()}
 			s.apply(func(w *window) {

@@ -76,14 +76,19 @@ type pace struct {
 
 func newPace(c *Client, topic string) pace { return pace{c: c, topic: topic, b: newBackoff()} }
 
+// fresh begins anew, after a stream that was of use.
+func (p *pace) fresh() {
+	p.b.reset()
+	p.hops = 0
+}
+
 // next pauses before the attempt that follows an error of tried, but not after a stream that had lasted, nor before
 // following a redirect, unless redirects go in a circle. If tried is gone, or not the owner any more, the pause is spent on
 // asking for the next one, and ends when there is one. It returns whom to try, if that is known.
 func (p *pace) next(ctx context.Context, e *Error, lasted bool, tried owner) owner {
 	hint := p.c.follow(e.moved)
 	if lasted {
-		p.b.reset()
-		p.hops = 0
+		p.fresh()
 		return hint
 	}
 	if hint.url != "" && p.hops < freeHops {

@@ -96,6 +96,9 @@ func (s *subStream) run() {
 			conflict = time.Time{}
 			err = s.serve(st)
 			st.close()
+			if st.useful {
+				pace.fresh()
+			}
 		}
 		if s.life.Err() != nil {
 			break
@@ -193,6 +196,7 @@ type openSub struct {
 	ctx    context.Context // the stream's own
 	owner  owner
 	gen    uint64 // of the inbox
+	useful bool   // something came of it; the receiver's, until it has ended
 }
 
 func (st *openSub) close() {
@@ -402,6 +406,7 @@ func (s *subStream) receive(st *openSub) error {
 		st.conn.hear()
 		switch k := resp.GetKind().(type) {
 		case *brokerv1.ConsumeResponse_Deliver:
+			st.useful = true
 			for _, e := range k.Deliver.GetEntries() {
 				s.deliver(st, e)
 			}
