@@ -88,6 +88,15 @@ func (n *Node) Tidy(ctx context.Context, topic string, known bool) error {
 	if err != nil {
 		return err
 	}
-	t.tidy(ctx, meta.Policies{}, known)
+	t.tidy(ctx, meta.Policies{}, known, true)
 	return nil
+}
+
+// SnapshotDue reports whether a snapshot of a topic's producers is.
+func (n *Node) SnapshotDue(ctx context.Context, topic string) (bool, error) {
+	t, err := n.broker.topicFor(ctx, topic, false, false)
+	if err != nil {
+		return false, err
+	}
+	return t.log.SnapshotDue(), nil
 }

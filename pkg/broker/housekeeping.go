@@ -14,22 +14,34 @@ import (
 // tidyAtOnce is how many topics are looked after at a time: one that hangs must not hold up the others.
 const tidyAtOnce = 16
 
+// snapshotsEvery is how often topics are asked whether a snapshot of their producers is due: whoever takes one over reads all that
+// was appended since the last, before the first publish is answered.
+const snapshotsEvery = time.Second
+
 // keepHouse applies retention, expiry, eviction and snapshots to the open topics, again and again. A topic that nobody
 // uses is not open, costs nothing, and is looked at when it is used again.
 func (b *Broker) keepHouse(ctx context.Context) {
 	ticker := time.NewTicker(b.cfg.HousekeepingEvery)
 	defer ticker.Stop()
+	snapshots := time.NewTicker(min(snapshotsEvery, b.cfg.HousekeepingEvery))
+	defer snapshots.Stop()
 	var work sync.WaitGroup
 	defer work.Wait()
 	room := make(chan struct{}, tidyAtOnce)
 	for {
+		all := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			all = true
+		case <-snapshots.C:
 		}
 		for _, u := range b.all() {
 			for _, t := range u.opened() {
+				if !all && !t.log.SnapshotDue() {
+					continue
+				}
 				if t.inTidy.Swap(true) {
 					continue // still, since an earlier look
 				}
@@ -40,7 +52,7 @@ func (b *Broker) keepHouse(ctx context.Context) {
 				}
 				work.Go(func() {
 					ns, known := b.deps.Cache.Namespace(t.name.NamespaceName())
-					t.tidy(ctx, ns.Policies, known)
+					t.tidy(ctx, ns.Policies, known, all)
 					t.inTidy.Store(false)
 					<-room
 				})
@@ -50,8 +62,9 @@ func (b *Broker) keepHouse(ctx context.Context) {
 }
 
 // tidy looks after one topic, unless it is no longer served, and until then. What fails is tried again next time. Without its
-// policies, because the namespace's record is damaged or of a newer version, nothing is trimmed: they may ask for it.
-func (t *servedTopic) tidy(ctx context.Context, policies meta.Policies, known bool) {
+// policies, because the namespace's record is damaged or of a newer version, nothing is trimmed: they may ask for it. Not all of
+// it is only a snapshot.
+func (t *servedTopic) tidy(ctx context.Context, policies meta.Policies, known, all bool) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	t.tidying.Lock()
@@ -65,14 +78,18 @@ func (t *servedTopic) tidy(ctx context.Context, policies meta.Policies, known bo
 		trim = func(context.Context, meta.Policies) error { return errPoliciesUnknown }
 	}
 	for _, step := range []struct {
-		what string
-		do   func(context.Context, meta.Policies) error
+		what   string
+		do     func(context.Context, meta.Policies) error
+		always bool
 	}{
-		{"expire messages", t.applyTTL},
-		{"apply the backlog quota", t.evict},
-		{"snapshot producers' sequences", t.snapshotProducers},
-		{"trim", trim},
+		{"expire messages", t.applyTTL, false},
+		{"apply the backlog quota", t.evict, false},
+		{"snapshot producers' sequences", t.snapshotProducers, true},
+		{"trim", trim, false},
 	} {
+		if !all && !step.always {
+			continue
+		}
 		if err := step.do(ctx, policies); err != nil && ctx.Err() == nil {
 			t.u.b.log.Warn("housekeeping failed; trying again", "what", step.what, "topic", t.name, "error", err)
 		}

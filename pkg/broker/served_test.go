@@ -230,3 +230,34 @@ func TestNothingIsTrimmedByPoliciesThatAreNotKnown(t *testing.T) {
 		}
 	}
 }
+
+// Whoever takes a topic over replays what was appended since the last snapshot of its producers: it must not wait for the rest of the
+// housekeeping.
+func TestSnapshotsDoNotWaitForTheHousekeeping(t *testing.T) {
+	t.Parallel()
+	cluster, k := startWith(t, broker.Config{HousekeepingEvery: time.Hour})
+	p, err := k.Producer(t.Context(), "orders", client.WithProducerName("a"), client.WithDedup())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5000 {
+		p.PublishAsync(t.Context(), &client.Message{Value: []byte("x")})
+	}
+	if err := p.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		due, err := cluster.Brokers()[0].SnapshotDue(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !due {
+			return
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal("the test ended first")
+		}
+	}
+}

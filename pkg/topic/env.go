@@ -71,7 +71,7 @@ type Config struct {
 
 // DedupConfig bounds what is kept of producers. Zero fields mean the defaults.
 type DedupConfig struct {
-	// SnapshotEntries and SnapshotBytes say how much may be appended before a snapshot is due: 10,000 and 64 MiB.
+	// SnapshotEntries and SnapshotBytes say how much may be appended before a snapshot is due: 5,000 and 64 MiB.
 	SnapshotEntries int64
 	SnapshotBytes   int64
 	// A producer that is not open, and was not opened and stored nothing for IdleAfter (7 days), all of which this owner has
@@ -88,7 +88,7 @@ func (c Config) withDefaults() Config {
 		}
 	}
 	def(&c.MaxPendingBytes, 64<<20)
-	def(&c.Dedup.SnapshotEntries, 10_000)
+	def(&c.Dedup.SnapshotEntries, 5000)
 	def(&c.Dedup.SnapshotBytes, 64<<20)
 	def((*int64)(&c.Dedup.IdleAfter), int64(7*24*time.Hour))
 	if c.Dedup.MaxProducers == 0 {
