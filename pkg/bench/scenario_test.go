@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -75,5 +76,20 @@ func TestHeaderReadsBack(t *testing.T) {
 	}
 	if _, ok := readHeader(value[1:]); ok {
 		t.Fatal("a value too short was taken for a message")
+	}
+}
+
+// The scenarios of the documentation are scenarios.
+func TestDocumentedScenarios(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/benchmarks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "```yaml\n")
+	example, _, found := strings.Cut(after, "```")
+	all, err := ReadScenarios(strings.NewReader(example))
+	if err != nil || !found || len(all) < 5 {
+		t.Fatalf("%d scenarios: %v", len(all), err)
 	}
 }
