@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -26,20 +25,22 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/penstock-mq/penstock/integration/hosts"
 )
 
 // testTimeout is far above what the test takes on a busy machine, so that a hang has an end.
 const testTimeout = 5 * time.Minute
 
-// node is the machine that the pods of a test run on. Each pod has an address of its own, the ports that the chart names, a file system
-// that holds the image's programs, its settings and its volumes, and the user that the chart gives it: nothing else can be read or written.
-// etcd, whose image is not ours, runs as this machine's, with directories and names replaced.
+// node is the machine that the pods of a test run on. Each pod has an address of its own, a file system that holds the image's programs,
+// its settings and its volumes, and the user that the chart gives it: nothing else can be read or written. Its command line is
+// the chart's. etcd, whose image is not ours, runs as this machine's, with directories and names replaced.
 type node struct {
 	*testing.T
 	ctx     context.Context //nolint:containedctx // the test's, with an end
 	objects []*object
-	net     string            // the first three bytes of addresses
-	hosts   map[string]string // what DNS would answer
+	network *hosts.Network
+	names   map[string]string // what DNS would answer
 	pods    []*running
 }
 
@@ -50,6 +51,7 @@ type running struct {
 	component string
 	root      string // of its file system
 	user      int
+	enter     []string // the command that starts another one at its address
 	log       string
 	cmd       *exec.Cmd
 	ended     chan error
@@ -59,8 +61,7 @@ func newNode(t *testing.T, objects []*object) *node {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
-	n := &node{T: t, ctx: ctx, objects: objects, hosts: map[string]string{}}
-	n.net = fmt.Sprintf("127.%d.%d.", 2+rand.IntN(250), rand.IntN(256))
+	n := &node{T: t, ctx: ctx, objects: objects, network: hosts.New(t), names: map[string]string{}}
 	for _, o := range objects {
 		if !o.workload() {
 			continue
@@ -69,12 +70,12 @@ func newNode(t *testing.T, objects []*object) *node {
 		for i := range o.Spec.Replicas {
 			p := n.add(fmt.Sprintf("%s-%d", o.Metadata.Name, i), c, o.Spec.Template.Spec.SecurityContext.RunAsUser)
 			if o.Spec.ServiceName != "" {
-				n.hosts[fmt.Sprintf("%s.%s.%s.svc", p.name, o.Spec.ServiceName, o.Metadata.Namespace)] = p.ip
+				n.names[fmt.Sprintf("%s.%s.%s.svc", p.name, o.Spec.ServiceName, o.Metadata.Namespace)] = p.ip
 			}
 			for _, s := range objects { // a service leads to its first pod
 				host := fmt.Sprintf("%s.%s.svc", s.Metadata.Name, s.Metadata.Namespace)
-				if s.Kind == "Service" && slices.Contains(selected(objects, s.Spec.Selector.Labels), o) && n.hosts[host] == "" {
-					n.hosts[host] = p.ip
+				if s.Kind == "Service" && slices.Contains(selected(objects, s.Spec.Selector.Labels), o) && n.names[host] == "" {
+					n.names[host] = p.ip
 				}
 			}
 		}
@@ -87,7 +88,9 @@ func (n *node) add(name string, c *container, user int) *running {
 	n.Helper()
 	i := len(n.pods)
 	p := &running{container: c, component: c.Name, root: n.TempDir(), user: user}
-	p.pod = pod{name: name, ip: n.net + strconv.Itoa(10+i), node: fmt.Sprintf("node-%d", i), zone: string(rune('a' + i%3))}
+	ip, enter := n.network.Place(name)
+	p.enter = enter
+	p.pod = pod{name: name, ip: ip, node: fmt.Sprintf("node-%d", i), zone: string(rune('a' + i%3))}
 	p.log = filepath.Join(n.TempDir(), "log")
 	n.pods = append(n.pods, p)
 	return p
@@ -115,7 +118,7 @@ func (n *node) build(p *running) {
 	program := filepath.Base(p.container.Command[0])
 	n.check(place(tool(n.T, program), filepath.Join(bin, program)))
 	var hosts strings.Builder
-	for name, ip := range n.hosts {
+	for name, ip := range n.names {
 		fmt.Fprintln(&hosts, ip, name)
 	}
 	n.check(os.WriteFile(filepath.Join(p.root, "etc", "hosts"), []byte(hosts.String()), 0o644))
@@ -151,53 +154,54 @@ func place(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// command is a program in a pod, with further arguments behind those of the chart.
+// command is a program in a pod.
 func (n *node) command(p *running, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(n.ctx, "/usr/bin/"+name, args...)
-	cmd.Path, cmd.Err = "/usr/bin/"+name, nil // in the pod, not here
-	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=/usr/bin"}
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Chroot: p.root, Credential: &syscall.Credential{Uid: uint32(p.user), Gid: uint32(p.user)}, Pdeathsig: syscall.SIGKILL,
-	}
+	user := strconv.Itoa(p.user)
+	in := append(slices.Clone(p.enter), "--root="+p.root, "--setgid="+user, "--setuid="+user, "/usr/bin/"+name)
+	return n.run(append(in, args...), "PATH=/usr/bin")
+}
+
+func (n *node) run(command []string, env ...string) *exec.Cmd {
+	cmd := exec.CommandContext(n.ctx, command[0], command[1:]...)
+	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd
 }
 
-// start starts a pod. One machine has one of each port: programs are told to listen at the pod's address only.
+// etcd is a member's command.
+func (n *node) etcd(p *running) *exec.Cmd {
+	n.Helper()
+	var here, env []string
+	for _, m := range p.container.VolumeMounts {
+		here = append(here, "="+m.MountPath, "="+filepath.Join(p.root, m.MountPath))
+	}
+	for name, ip := range n.names {
+		here = append(here, name, ip)
+	}
+	for _, e := range p.container.Env {
+		if from := e.ValueFrom.ConfigMapKeyRef; from.Name != "" {
+			env = append(env, e.Name+"="+find(n.T, n.objects, "ConfigMap", from.Name).Data[from.Key])
+		}
+	}
+	command := append(slices.Clone(p.enter), tool(n.T, "etcd"))
+	for _, arg := range p.args(p.container) {
+		command = append(command, strings.NewReplacer(here...).Replace(arg))
+	}
+	return n.run(command, env...)
+}
+
+// start starts a pod.
 func (n *node) start(p *running) {
 	n.Helper()
 	n.build(p)
-	program := filepath.Base(p.container.Command[0])
-	args := p.args(p.container)
-	if program == "etcd" {
-		here := []string{"0.0.0.0", p.ip}
-		for _, m := range p.container.VolumeMounts {
-			here = append(here, "="+m.MountPath, "="+filepath.Join(p.root, m.MountPath))
-		}
-		for name, ip := range n.hosts {
-			here = append(here, name, ip)
-		}
-		for i := range args {
-			args[i] = strings.NewReplacer(here...).Replace(args[i])
-		}
-		p.cmd = exec.CommandContext(n.ctx, tool(n.T, program), args...)
-		for _, e := range p.container.Env {
-			if from := e.ValueFrom.ConfigMapKeyRef; from.Name != "" {
-				p.cmd.Env = append(p.cmd.Env, e.Name+"="+find(n.T, n.objects, "ConfigMap", from.Name).Data[from.Key])
-			}
-		}
-		p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	} else {
-		for name, value := range printConfig(n.T, program) {
-			if addr, ok := value.(string); ok && strings.HasPrefix(addr, ":") {
-				args = append(args, "--"+name+"="+p.ip+addr)
-			}
-		}
-		p.cmd = n.command(p, program, args...)
-	}
 	log, err := os.Create(p.log)
 	n.check(err)
 	defer log.Close()
+	if program := filepath.Base(p.container.Command[0]); program == "etcd" {
+		p.cmd = n.etcd(p)
+	} else {
+		p.cmd = n.command(p, program, p.args(p.container)...)
+	}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	n.check(p.cmd.Start())
 	cmd, ended := p.cmd, make(chan error, 1)
@@ -256,6 +260,9 @@ func (n *node) answers(p *running, h *probe) {
 		if err == nil {
 			return
 		}
+		if strings.Contains(err.Error(), "404") {
+			n.Fatal(err)
+		}
 		select {
 		case ended := <-p.ended:
 			p.ended <- ended
@@ -281,9 +288,7 @@ func (n *node) penstock(p *running, args ...string) string {
 	if _, err := os.Stat(to); err != nil {
 		n.check(place(tool(n.T, "penstock"), to))
 	}
-	cmd := n.command(p, "penstock", args...)
-	cmd.Env = append(cmd.Env, "PENSTOCK_URL=penstock://"+net.JoinHostPort(p.ip, "7650"))
-	out, err := cmd.CombinedOutput()
+	out, err := n.command(p, "penstock", args...).CombinedOutput()
 	if err != nil {
 		n.Fatalf("penstock %v: %v: %s", args, err, out)
 	}
