@@ -207,7 +207,7 @@ func (c *contest) start(ctx context.Context, dir, contestant string) (*cluster, 
 
 func (c *contest) startPenstock(ctx context.Context, dir string, bookieArgs ...string) (*cluster, error) {
 	// How full the disk is of other things does not matter here.
-	bookieArgs = append(bookieArgs, "--low-watermark", "0.98", "--high-watermark", "0.99")
+	bookieArgs = append(bookieArgs, "--low-watermark", "0.99", "--high-watermark", "0.995")
 	p, err := process.Start(ctx, process.Config{Programs: c.programs, Dir: dir, Brokers: 2, BookieArgs: bookieArgs})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed

@@ -41,15 +41,18 @@ type settings struct {
 	duration      time.Duration
 }
 
+// leastFreeMiB is what a run may take for a while, and as much again, so that no bookie nears its watermark.
+const leastFreeMiB = 8 << 10
+
 func run(ctx context.Context, args []string) error {
 	var s settings
 	f := flag.NewFlagSet("peers", flag.ContinueOnError)
 	f.IntVar(&s.rounds, "rounds", 5, "how often each run is repeated")
 	f.StringVar(&s.programs, "programs", "bin", "directory of broker, bookie, etcd and nats-server")
-	f.StringVar(&s.dir, "dir", "bin", "directory on the disk to be measured, for data of the clusters; some 10 GB for a while")
+	f.StringVar(&s.dir, "dir", "bin", "directory on the disk to be measured, for data of the clusters; some 5 GB for a while")
 	f.StringVar(&s.out, "out", "", "file for the results, with the same name and .json beside it for the figures of every run; empty: standard output alone")
 	f.StringVar(&s.only, "only", "", "the one workload to run; empty: all")
-	f.DurationVar(&s.duration, "duration", 3*time.Second, "how long each run is measured")
+	f.DurationVar(&s.duration, "duration", 2*time.Second, "how long each run is measured")
 	if err := f.Parse(args); err != nil {
 		return err //nolint:wrapcheck // it says which flag
 	}
@@ -71,6 +74,9 @@ func run(ctx context.Context, args []string) error {
 		return fmt.Errorf("make directory for data: %w", err)
 	}
 	report := report{Commit: commit, Machine: describeMachine(ctx, dir, s.programs), Started: time.Now().UTC(), Rounds: s.rounds, Each: s.duration.String()}
+	if report.Machine.FreeMiB < leastFreeMiB {
+		return fmt.Errorf("%s has %d MiB free: want %d, or another -dir", s.dir, report.Machine.FreeMiB, leastFreeMiB)
+	}
 	c := contest{programs: s.programs, dir: dir, say: func(line string) { fmt.Fprintln(os.Stderr, line) }}
 	report.Runs, report.Problems = c.hold(ctx, plan, s.rounds)
 	report.Minutes = time.Since(report.Started).Minutes()
