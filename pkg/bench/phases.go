@@ -73,7 +73,7 @@ func (r *run) phases(ctx context.Context) error {
 	}
 	r.observer.open(ctx, PhaseCatchUp)
 	r.startReading(ctx)
-	err = r.until(ctx, r.broken, func() bool { return r.unsettled(r.backlog) == 0 && r.missing(r.backlog) == 0 })
+	err = r.until(ctx, r.broken, func() bool { return r.unsettled(r.backlog) == 0 && r.caughtUp(r.backlog) })
 	end := r.clock.now()
 	if last := r.backlogAt.Load(); err == nil && last != 0 {
 		end = last // until looks only now and then
@@ -223,6 +223,19 @@ func (r *run) missing(limits []uint64) (n uint64) {
 	return n
 }
 
+// caughtUp tells whether nothing is missing. While too little was received for that, it costs nothing to find out.
+func (r *run) caughtUp(limits []uint64) bool {
+	least := uint64(0)
+	for i, p := range r.producers {
+		acked := p.acked.size()
+		if limits != nil {
+			acked = min(acked, limits[i]-min(limits[i], p.failed.Load()))
+		}
+		least += acked * uint64(len(r.delivered))
+	}
+	return r.received.events() >= least && r.missing(limits) == 0
+}
+
 func (r *run) startReading(ctx context.Context) {
 	ctx, r.endReads = context.WithCancel(context.WithoutCancel(ctx))
 	for _, c := range r.consumers {
@@ -241,7 +254,7 @@ func (r *run) receiveRest(ctx context.Context) error {
 	if r.endReads == nil {
 		return nil
 	}
-	err := r.until(ctx, r.broken, func() bool { return r.deaf.Load() || r.missing(nil) == 0 })
+	err := r.until(ctx, r.broken, func() bool { return r.deaf.Load() || r.caughtUp(nil) })
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil
 	}

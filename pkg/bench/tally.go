@@ -88,8 +88,18 @@ func (t *tally) missingFrom(other *tally, limit uint64) (missing uint64) {
 	return missing
 }
 
-// missingPage is missingFrom of one page. What t lacks is taken first: it can only grow in other meanwhile.
+// isFull tells whether a page has all its numbers.
+func (t *tally) isFull(at uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return at < uint64(len(t.pages)) && t.pages[at] == &fullPage
+}
+
+// missingPage is missingFrom of one page. What t has is taken first: meanwhile more of it may come to other.
 func (t *tally) missingPage(other *tally, at, limit uint64) (missing uint64) {
+	if other.isFull(at) {
+		return 0
+	}
 	t.mu.Lock()
 	if at >= uint64(len(t.pages)) || t.pages[at] == nil {
 		t.mu.Unlock()
@@ -102,9 +112,6 @@ func (t *tally) missingPage(other *tally, at, limit uint64) (missing uint64) {
 	t.mu.Unlock()
 	other.mu.Lock()
 	defer other.mu.Unlock()
-	if at < uint64(len(other.pages)) && other.pages[at] == &fullPage {
-		return 0
-	}
 	for i, w := range want {
 		first := (at*pageWords + uint64(i)) * 64
 		if first >= limit {

@@ -51,7 +51,7 @@ func (b *benching) onStandalone(ctx context.Context) (failed error) {
 	}()
 	a.warnOfMemory(dir)
 	c, err := standalone.Start(ctx, standalone.Config{Dir: dir, Bookies: standaloneBookies, Version: a.version},
-		slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn})))
+		slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelError})))
 	if err != nil {
 		return err //nolint:wrapcheck // it says what could not be started
 	}
