@@ -133,3 +133,15 @@ volumeClaimTemplates:
         requests:
           storage: {{ .size }}
 {{- end -}}
+
+{{/* Refuses what the API would refuse with less to go by: (list "bookie" the-StatefulSet-there-is .Values.bookie.storage). */}}
+{{- define "penstock.sameStorage" -}}
+{{- $there := (index (index . 1).spec.volumeClaimTemplates 0).spec -}}
+{{- $size := $there.resources.requests.storage -}}
+{{- $class := $there.storageClassName | default "" -}}
+{{- with index . 2 -}}
+{{- if or (ne .size $size) (ne .className $class) -}}
+{{- fail (printf "%s.storage is %s of class %q, and its StatefulSet was made for %s of class %q, which cannot be changed: docs/operations.md tells how disks grow" (index $ 0) .size .className $size $class) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
