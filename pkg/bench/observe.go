@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -30,7 +29,8 @@ type observer struct {
 	peak   []int64 // bytes of memory of each process, in this phase
 	series []Point
 	before mark // of the latest point
-	errs   []error
+	// unobserved says what could not be measured.
+	unobserved []string
 }
 
 // observedPhase is a phase between two marks.
@@ -88,12 +88,14 @@ func (o *observer) stop() {
 	<-o.ended
 }
 
-// close ends the probe. It returns what could not be observed.
-func (o *observer) close() error {
+// close ends the probe, and tells what could not be observed.
+func (o *observer) close(to *Result) {
 	if o.probe != nil {
-		o.errs = append(o.errs, o.probe.Close())
+		if err := o.probe.Close(); err != nil {
+			o.unobserved = append(o.unobserved, fmt.Sprintf("disk probe: %v", err))
+		}
 	}
-	return errors.Join(o.errs...)
+	to.Unobserved = o.unobserved
 }
 
 func (o *observer) watch() {
@@ -210,13 +212,14 @@ func (o *observer) end(ctx context.Context, at int64) {
 // syncsPatience bounds how long a /metrics page may take.
 const syncsPatience = 5 * time.Second
 
-// syncs counts the bookies' syncs. That it could not is an error of the run.
+// syncs counts the bookies' syncs; below 0 where it could not.
 func (o *observer) syncs(ctx context.Context) float64 {
 	ctx, cancel := context.WithTimeout(ctx, syncsPatience)
 	defer cancel()
 	n, err := CountSyncs(ctx, o.run.options.Metrics)
 	if err != nil {
-		o.errs = append(o.errs, err)
+		o.unobserved = append(o.unobserved, err.Error())
+		return -1
 	}
 	return n
 }
@@ -260,9 +263,8 @@ func (p *observedPhase) result(r *run, index int, processes []Process) Phase {
 		}
 		out.Processes = append(out.Processes, cost)
 	}
-	if len(r.options.Metrics) > 0 {
-		n := e.syncs - b.syncs
-		out.Syncs = &Syncs{Count: uint64(max(0, n)), PerMessage: ratio(max(0, n), float64(out.Published.Messages))}
+	if n := e.syncs - b.syncs; len(r.options.Metrics) > 0 && b.syncs >= 0 && n >= 0 { // a bookie that was restarted counts anew
+		out.Syncs = &Syncs{Count: uint64(n), PerMessage: ratio(n, float64(out.Published.Messages))}
 	}
 	return out
 }

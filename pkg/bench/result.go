@@ -25,6 +25,8 @@ type Result struct {
 	Lateness *Latency  `json:"lateness,omitempty"`
 	Verified Verified  `json:"verified"`
 	Failures []Failure `json:"failures,omitempty"`
+	// Unobserved says what could not be measured, which nothing depends on: syncs, the disk probe.
+	Unobserved []string `json:"unobserved,omitempty"`
 	// Interrupted says why the run ended before its time.
 	Interrupted string `json:"interrupted,omitempty"`
 }

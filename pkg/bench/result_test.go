@@ -55,6 +55,7 @@ func specimen() *Result {
 			Sent: 1_080_010, Acknowledged: 1_080_001, Failed: 8, Unsettled: 1, Unsent: 3, Expected: 1_080_001, Received: 1_079_999, Missing: 2, Duplicates: 4, Foreign: 5,
 		},
 		Failures:    []Failure{{Error: "the disk is full", Count: 8}},
+		Unobserved:  []string{"disk probe: no space left on device"},
 		Interrupted: "context canceled",
 	}
 	for i := range 14 {

@@ -105,11 +105,16 @@ func Run(ctx context.Context, driver Driver, scenario Scenario, options Options)
 	if err = r.setUp(ctx); err == nil {
 		err = r.measure(ctx)
 	}
-	err = errors.Join(err, r.observer.close())
-	if err != nil {
-		r.result.Interrupted = err.Error()
+	r.observer.close(&r.result)
+	down := r.takeDown(ctx)
+	if err == nil {
+		return &r.result, down
 	}
-	return &r.result, errors.Join(err, r.takeDown(ctx))
+	r.result.Interrupted = strings.ReplaceAll(err.Error(), "\n", "; ")
+	if down != nil { // it failed for the same reason, most likely
+		r.say("not everything was closed and deleted: %s", strings.ReplaceAll(down.Error(), "\n", "; "))
+	}
+	return &r.result, err
 }
 
 func newRun(driver Driver, scenario Scenario, options Options) *run {

@@ -189,7 +189,8 @@ func (r *Result) Notes() (lines []string) {
 	v := r.Verified
 	verdict := "verified"
 	if err := r.Err(); err != nil {
-		verdict = "WRONG: " + err.Error()
+		add("WRONG: %v", err)
+		verdict = "counted"
 	} else if r.Interrupted != "" {
 		verdict = "as far as it got"
 	}
@@ -201,11 +202,14 @@ func (r *Result) Notes() (lines []string) {
 	if v.Unsent > 0 {
 		add("the rate was not reached: %s messages that were due were not sent in time, and their delay is in no latency", grouped(v.Unsent))
 	}
+	for _, text := range r.Unobserved {
+		add("not measured: %s", text)
+	}
 	if l := r.Lateness; l != nil {
 		add("the engine woke late by %s ms (p50), %s ms (p99), %s ms (max): it is in the latencies", decimals(l.P50Ms), decimals(l.P99Ms), decimals(l.MaxMs))
 	}
 	if r.Interrupted != "" {
-		add("interrupted: %s", strings.ReplaceAll(r.Interrupted, "\n", "; "))
+		add("interrupted: %s", r.Interrupted)
 	}
 	return lines
 }
