@@ -140,7 +140,7 @@ func (r *run) fail(err error) {
 
 func (r *run) startPublishing(ctx context.Context) error {
 	var living context.Context // longer than Run's own
-	living, r.die = context.WithCancel(context.WithoutCancel(ctx))
+	living, r.die = context.WithCancelCause(context.WithoutCancel(ctx))
 	r.schedule = schedule{start: r.clock.now(), producers: uint64(len(r.producers))}
 	if r.scenario.Rate > 0 {
 		r.schedule.interval = float64(time.Second) / r.scenario.Rate
@@ -189,7 +189,7 @@ func (r *run) settle(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	r.die()
+	r.die(fmt.Errorf("given up: %w", err))
 	<-ended
 	return errors.Join(fmt.Errorf("wait for outcomes: %w", err), r.until(ctx, nil, settled))
 }

@@ -131,21 +131,27 @@ func (p *producer) done(m *Message, err error) {
 	p.settled.Add(1)
 }
 
+// restPeriod is how long the pacer sleeps at least. To be woken takes as much of a CPU as to publish dozens of messages; beyond
+// five thousand a second they are published a few at a time instead, late by a tenth of a millisecond in the mean.
+const restPeriod = 200 * time.Microsecond
+
 // pace wakes producers when their messages are due, until ctx ends. One goroutine does it for all: a timer each would be
 // ten thousand for ten thousand topics.
 func (r *run) pace(ctx context.Context, sleeper *sleeper) error {
 	stop := context.AfterFunc(ctx, sleeper.close)
 	defer stop()
+	woken := r.clock.now() - int64(restPeriod)
 	for next := uint64(0); ; {
 		now := r.clock.now()
-		if due := r.schedule.dueOf(next); due > now {
-			if err := sleeper.sleep(time.Duration(due - now)); err != nil {
+		if due := r.schedule.dueOf(next); max(due, woken+int64(restPeriod)) > now {
+			if err := sleeper.sleep(time.Duration(max(due, woken+int64(restPeriod)) - now)); err != nil {
 				if ctx.Err() != nil {
 					return nil
 				}
 				return err
 			}
 			now = r.clock.now()
+			woken = now
 			r.lateness.record(now, due)
 		} else if ctx.Err() != nil {
 			return nil

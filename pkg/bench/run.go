@@ -66,8 +66,8 @@ type run struct {
 	failures            failures
 	lateness            *recorderShard
 
-	die       context.CancelFunc // gives up messages that have no outcome
-	stopAt    atomic.Int64       // when publishing ended; 0: it goes on
+	die       context.CancelCauseFunc // gives up messages that have no outcome
+	stopAt    atomic.Int64            // when publishing ended; 0: it goes on
 	stopped   chan struct{}
 	working   sync.WaitGroup // producers and pacer
 	reading   sync.WaitGroup // consumers
@@ -97,7 +97,7 @@ func Run(ctx context.Context, driver Driver, scenario Scenario, options Options)
 		options.Say = func(string) {}
 	}
 	r := newRun(driver, scenario, options)
-	defer func() { r.die() }()
+	defer func() { r.die(nil) }()
 	var err error
 	if r.observer, err = newObserver(ctx, r); err != nil {
 		return nil, err
@@ -127,7 +127,7 @@ func newRun(driver Driver, scenario Scenario, options Options) *run {
 		published: newRecorder(producers), received: newRecorder(scenario.Topics * max(scenario.Subscriptions, 0) * scenario.Consumers),
 		delivered: make([][]tally, max(scenario.Subscriptions, 0)), backlog: make([]uint64, producers),
 		lateness: &recorderShard{interval: newHistogram()},
-		die:      func() {}, stopped: make(chan struct{}), broken: make(chan error, 1),
+		die:      func(error) {}, stopped: make(chan struct{}), broken: make(chan error, 1),
 	}
 	for i := range r.delivered {
 		r.delivered[i] = make([]tally, producers)
