@@ -183,7 +183,11 @@ func (r *Result) Notes() (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	for _, p := range r.Phases {
 		if p.Syncs != nil {
-			add("%s: %s syncs of bookies, %s a message", p.Name, grouped(p.Syncs.Count), decimals(p.Syncs.PerMessage))
+			each := ""
+			if p.Published.Messages > 0 {
+				each = fmt.Sprintf(", %s a message published", decimals(p.Syncs.PerMessage))
+			}
+			add("%s: %s syncs of bookies%s", p.Name, grouped(p.Syncs.Count), each)
 		}
 	}
 	v := r.Verified
