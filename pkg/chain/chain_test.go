@@ -601,6 +601,36 @@ func TestTrimAgainAfterALostReply(t *testing.T) {
 	}
 }
 
+// A takeover has the next ledger open at once if there was anything in the last one, whoever asked: somebody was appending.
+func TestATakeoverOfALedgerInUseOpensTheNext(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	ledgers := func(c *log) (open, closed int) {
+		for _, r := range c.Runs() {
+			if r.Closed {
+				closed++
+			} else {
+				open++
+			}
+		}
+		return open, closed
+	}
+	old := f.open(f.Takeover(), chain.Config{OpenNow: true}) // and appends nothing
+	if open, closed := ledgers(old); open != 1 || closed != 0 {
+		t.Fatalf("%d ledgers are open, %d closed", open, closed)
+	}
+	next := f.open(f.Takeover(), chain.Config{})
+	if open, _ := ledgers(next); open != 0 {
+		t.Fatalf("%d ledgers are open after one that was empty", open)
+	}
+	next.one()
+	last := f.open(f.Takeover(), chain.Config{})
+	if open, closed := ledgers(last); open != 1 || closed == 0 {
+		t.Fatalf("%d ledgers are open, %d closed", open, closed)
+	}
+	last.one()
+}
+
 // An owner that is none any more reads what the next one deleted: it learns that it is lost, and does not look again
 // and again.
 func TestAStaleOwnersReadOfWhatIsDeleted(t *testing.T) {

@@ -86,7 +86,7 @@ type Config struct {
 	RollEntries int64
 	RollAge     time.Duration
 	// OpenNow opens the first ledger in Open, in one transaction with the closing of a recovered one, instead of
-	// on the first append.
+	// on the first append. A recovered one that holds anything has the next one opened in any case.
 	OpenNow bool
 	// OpenPatience is how long appends wait for a ledger to be opened while etcd is away, before they fail as not
 	// written; 10 s. ClosePatience is how long a ledger that rolls is frozen while etcd is away; 2 s.
@@ -189,25 +189,42 @@ func NewIDs(m Metadata, block int) *IDs {
 
 // Next returns an id above the given one, never handed out before.
 func (i *IDs) Next(ctx context.Context, s sched.Scheduler, above entry.LedgerID) (entry.LedgerID, error) {
-	if id, ok := i.take(above); ok {
-		return id, nil
-	}
-	if err := i.turn.Take(ctx, s); err != nil {
-		return 0, fmt.Errorf("reserve ledger ids: %w", err)
-	}
-	defer i.turn.Give()
 	for {
 		if id, ok := i.take(above); ok {
 			return id, nil
 		}
-		first, err := i.reserve(ctx, i.block)
-		if err != nil {
-			return 0, fmt.Errorf("reserve ledger ids: %w", err)
+		if err := i.Reserve(ctx, s, above); err != nil {
+			return 0, err
 		}
-		i.mu.Lock()
-		i.next, i.left = first, i.block
-		i.mu.Unlock()
 	}
+}
+
+// Reserve sees to it that there are ids above the given one at hand, which others may take.
+func (i *IDs) Reserve(ctx context.Context, s sched.Scheduler, above entry.LedgerID) error {
+	if i.has(above) {
+		return nil
+	}
+	if err := i.turn.Take(ctx, s); err != nil {
+		return fmt.Errorf("reserve ledger ids: %w", err)
+	}
+	defer i.turn.Give()
+	if i.has(above) {
+		return nil
+	}
+	first, err := i.reserve(ctx, i.block)
+	if err != nil {
+		return fmt.Errorf("reserve ledger ids: %w", err)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.next, i.left = first, i.block
+	return nil
+}
+
+func (i *IDs) has(above entry.LedgerID) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.left > 0 && i.next > above
 }
 
 // take returns an id of the block at hand, unless the block lies below: then it is of no use to this chain, and

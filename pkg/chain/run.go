@@ -59,26 +59,29 @@ func (c *Chain) load(ctx context.Context) (*meta.Ledger, error) {
 	return opened, nil
 }
 
-// recover closes the ledger of run, and opens the next one in the same transaction with OpenNow. adopted tells that
-// somebody else closed it.
+// recover closes the ledger of run, and opens the next one in the same transaction with OpenNow, or if there is anything in the
+// ledger: somebody was appending to it, and will go on. adopted tells that somebody else closed it.
 func (c *Chain) recover(ctx context.Context, run meta.Run) (opened *meta.Ledger, adopted bool, err error) {
 	finish := func(ctx context.Context, m meta.Ledger, last entry.EntryID, length int64, tail []meta.Fragment) (meta.Ledger, error) {
 		closing, err := c.describe(ctx, run, m, last, length, tail)
 		if err != nil {
 			return meta.Ledger{}, err
 		}
-		if c.cfg.OpenNow {
+		if c.cfg.OpenNow || last != entry.NoEntry {
 			next, err := c.place(ctx, c.rec.LastLedger)
 			if err == nil {
 				rec, l, err := c.env.Meta.OpenLedger(ctx, c.guard, c.rec, next, &closing)
-				if err != nil {
+				switch {
+				case err == nil:
+					c.rec, opened = rec, &l
+					m.State, m.Last, m.Length = meta.LedgerClosed, last, length
+					return m, nil
+				case c.cfg.OpenNow || !errors.Is(err, meta.ErrDeleting) && !errors.Is(err, meta.ErrNotFound):
 					return meta.Ledger{}, err //nolint:wrapcheck // the recovery decides by it
 				}
-				c.rec, opened = rec, &l
-				m.State, m.Last, m.Length = meta.LedgerClosed, last, length
-				return m, nil
 			}
-			// Without enough bookies for the next ledger, what is stored can still be served.
+			// Without enough bookies for the next ledger, what is stored can still be served; of a topic that is being deleted
+			// the ledger is closed all the same.
 			c.env.Log.Info("recovered without opening the next ledger", "chain", string(c.id), "cause", err)
 		}
 		rec, closed, err := c.env.Meta.CloseLedger(ctx, c.guard, c.rec, closing)
@@ -88,6 +91,12 @@ func (c *Chain) recover(ctx context.Context, run meta.Run) (opened *meta.Ledger,
 		c.rec = rec
 		return closed, nil
 	}
+	// The ids at hand are often below those of the former owner. New ones are reserved while the ledger is recovered.
+	ahead, cancel := context.WithCancel(ctx)
+	reserving, above := sched.NewGroup(c.env.Sched), c.rec.LastLedger
+	reserving.Go(func() { _ = c.env.IDs.Reserve(ahead, c.env.Sched, above) }) // tried again when one is needed
+	defer reserving.Wait()
+	defer cancel()
 	_, stats, err := ledger.Recover(ctx, c.env.Ledger, run.Ledger, ledger.RecoverOptions{Finish: finish, MaxLength: 2 * c.cfg.RollBytes})
 	c.stats.Ledger = stats
 	if err != nil {
