@@ -55,9 +55,9 @@ const (
 	manyPublisher = 64
 	pacedRate     = 2000
 	liveRate      = 50_000
-	backlog       = 1_000_000
-	peersBacklog  = 200_000 // which takes a peer about as long
-	liveBacklog   = 400_000
+	backlog       = 600_000
+	peersBacklog  = 150_000 // which takes a peer about as long
+	liveBacklog   = 250_000
 	subscriptions = 10
 )
 
@@ -65,7 +65,7 @@ const (
 func workloads(duration time.Duration) []workload {
 	load := func(change func(*bench.Scenario)) bench.Scenario {
 		s := bench.Scenario{
-			Size: messageBytes, Subscriptions: -1, InFlight: inFlight, WarmUp: 1500 * time.Millisecond, Duration: duration,
+			Size: messageBytes, Subscriptions: -1, InFlight: inFlight, WarmUp: time.Second, Duration: duration,
 		}
 		change(&s)
 		return s
@@ -117,12 +117,12 @@ func workloads(duration time.Duration) []workload {
 		{name: paced, about: "2,000 messages a second, unbatched, with a subscription; beside it a probe that writes 4 KiB to the same disk and syncs them every 5 ms.", entries: []entry{
 			{contestant: penstock, scenario: slow, probe: true},
 		}},
-		{name: catchUp, reads: true, about: "A backlog is read by one consumer while nothing is published: 1,000,000 messages of Penstock's, 200,000 of JetStream's, whose " +
+		{name: catchUp, reads: true, about: "A backlog is read by one consumer while nothing is published: 600,000 messages of Penstock's, 150,000 of JetStream's, whose " +
 			"servers do not sync here, as that makes no difference to reading.", entries: []entry{
 			{contestant: penstock, scenario: ourBacklog},
 			{contestant: jetstreamLax, scenario: theirBacklog},
 		}},
-		{name: live, reads: true, about: "A backlog of 400,000 is read while 50,000 messages a second are published to the same topic.", entries: []entry{
+		{name: live, reads: true, about: "A backlog of 250,000 is read while 50,000 messages a second are published to the same topic.", entries: []entry{
 			{contestant: penstock, scenario: besides},
 		}},
 		{name: fanOut, about: "As batched, with consumers that read along and acknowledge: of one subscription, and of ten.", entries: []entry{
