@@ -13,10 +13,10 @@
 // under way. The records of one call stay together in one entry, which is stored whole or not at all; only a call
 // above [MaxEntry] is split, and then a beginning of it may be all that is stored.
 //
-// The log is replayed when the bundle is taken over. So it must stay short: at most max(8 MiB, 4 × live). When it
-// grows, the oldest live records are written again at the tail, until the oldest ledger holds nothing live, and is
-// deleted. Ledgers go strictly from the oldest on. That is why a deletion needs to be written only once: everything it
-// supersedes is older, and is gone before it.
+// The log is replayed when the bundle is taken over. So it must stay short: at most max(8 MiB, 4 × live), and at most two
+// dozen ledgers, of which each takeover adds one. When it grows, the oldest live records are written again at the tail,
+// until the oldest ledger holds nothing live, and is deleted. Ledgers go strictly from the oldest on. That is why a deletion
+// needs to be written only once: everything it supersedes is older, and is gone before it.
 //
 // # Damage
 //

@@ -490,6 +490,24 @@ func TestLostRepliesToDeletionsAreNotCounted(t *testing.T) {
 	}
 }
 
+// Takeovers alone do not make the log longer and longer to read.
+func TestLedgersAreFewAfterManyTakeovers(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	l := f.open(f.Takeover(), statelog.Config{})
+	want := map[string]string{}
+	for i := range 60 {
+		key, value := strconv.Itoa(i%7), strconv.Itoa(i)
+		put(t, l, rec("a", 1, key, value), rec("b", 1, strconv.Itoa(i), "v"))
+		want["a/1/"+key], want["b/1/"+strconv.Itoa(i)] = value, "v"
+		eventually(t, "the log to be shortened", func() bool { return len(l.Chain().Runs()) <= 26 })
+		l = f.open(f.Takeover(), statelog.Config{})
+	}
+	if got := state(t, l); !maps.Equal(got, want) {
+		t.Fatalf("%v, want %v", got, want)
+	}
+}
+
 // An entry that no bookie can give refuses the owners of what it holds, and nobody else; once it can be read again,
 // nothing is missing, and what was deleted since stays so.
 func TestAnUnreadableEntryRefusesItsOwnersAlone(t *testing.T) {

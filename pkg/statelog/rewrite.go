@@ -20,10 +20,17 @@ func (l *Log) limit() int64 {
 // rollBytes makes ledgers small enough that one more or less does not matter to the limit.
 func (l *Log) rollBytes() int64 { return max(l.limit()/16, 64<<10) }
 
+// mostLedgers is how many ledgers with anything in them a log may have. Whoever takes it over reads them one after the other, and
+// each takeover adds one.
+const mostLedgers = 24
+
 // maybeRewrite starts to make the log shorter if it is at three quarters of its limit, so that appends that go on
-// meanwhile stay below. mu is held.
+// meanwhile stay below, or has too many ledgers. mu is held.
 func (l *Log) maybeRewrite() {
-	if l.rewriting || l.stuck || l.doubt != nil || l.err != nil || l.total <= l.limit()/4*3 || l.env.Now().Before(l.notBefore) {
+	if l.total <= l.limit()/4*3 && len(l.sizes) <= mostLedgers {
+		return
+	}
+	if l.rewriting || l.stuck || l.doubt != nil || l.err != nil || l.env.Now().Before(l.notBefore) {
 		return
 	}
 	l.rewriting = true
@@ -85,7 +92,7 @@ func (l *Log) wakeWaiters() {
 	}
 }
 
-// shorten rewrites the oldest live records and trims until the log is at half of its limit.
+// shorten rewrites the oldest live records and trims until the log is at half of its limits.
 func (l *Log) shorten() error {
 	for {
 		if err := l.ctx.Err(); err != nil {
@@ -97,7 +104,7 @@ func (l *Log) shorten() error {
 		}
 		l.mu.Lock()
 		l.uncount(runs[0].Ledger)
-		if l.err != nil || l.total <= l.limit()/2 {
+		if l.err != nil || l.total <= l.limit()/2 && len(l.sizes) <= mostLedgers/2 {
 			l.mu.Unlock()
 			return nil //nolint:nilerr // l.err, not err: the log is over, which is no failure of this
 		}

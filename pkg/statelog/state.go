@@ -165,7 +165,7 @@ func (l *Log) closeGap(ctx context.Context, owner uint64) (*gap, error) {
 			err = g.err
 		}
 		if err != nil {
-			return &gap{at: g.at, err: err}, nil
+			return &gap{at: g.at, err: err}, nil //nolint:nilerr // the gap has it
 		}
 		if err := l.replayAgain(ctx); err != nil {
 			return nil, err
