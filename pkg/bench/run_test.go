@@ -175,7 +175,7 @@ func TestWhatIsWrongIsTold(t *testing.T) {
 			spoilIt(d)
 			s := brief()
 			s.Rate = 1000
-			r := mustRun(t, d, s, Options{Patience: 2 * time.Second}, func(r *Result) bool { return r.Verified.Sent > 10 })
+			r := mustRun(t, d, s, Options{Patience: time.Second}, func(r *Result) bool { return r.Verified.Sent > 10 })
 			if err := r.Err(); err == nil || !strings.Contains(err.Error(), want) {
 				t.Fatalf("error %v, want %q; %+v", err, want, r.Verified)
 			}
