@@ -127,7 +127,8 @@ func noise(n int) []byte {
 	return b
 }
 
-// Write writes groups of so many bytes to each of the first files, syncing each group before the next one, for so long.
+// Write writes groups of so many bytes to each of the first files, syncing each group before the next one, for so long; one
+// at least to each.
 func (d *Disk) Write(ctx context.Context, files, groupBytes int, duration time.Duration) (Measured, error) {
 	switch {
 	case files < 1 || files > len(d.files):
@@ -161,7 +162,7 @@ func newHistogram() *hdrhistogram.Histogram { return hdrhistogram.New(1_000, max
 
 func (f *diskFile) write(ctx context.Context, groupBytes int, end time.Time, latency *hdrhistogram.Histogram) error {
 	buf := noise(groupBytes)
-	for began := time.Now(); began.Before(end); {
+	for began, first := time.Now(), true; first || began.Before(end); first = false {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
