@@ -213,8 +213,8 @@ func (p *pool) close() {
 	}
 }
 
-// replacedEvery is the number of liveness intervals between two questions to another broker.
-const replacedEvery = 5
+// replacedEvery is the number of liveness intervals, about, between two questions to another broker.
+const replacedEvery = 10
 
 // endIfReplaced breaks a stream whose topic another broker serves under a newer epoch, and reports whether it
 // did: the stream's runner then looks its topic up again.
@@ -275,25 +275,25 @@ func (c *conn) allUses() []*use {
 	return slices.Collect(maps.Keys(c.topics))
 }
 
-// watchLife probes a silent connection. A lookup of a topic that is served there is answered from memory; any
-// answer will do, an error too. TCP's own keepalive finds a vanished machine, not a stopped process.
+// watchLife probes a silent connection. TCP's own keepalive finds a vanished machine, not a stopped process.
 //
 // Now and then it asks another broker about a stream's topic as well: an owner that is cut off from the
 // metadata store may go on in good faith, and a consumer with nothing to receive would stay with it for ever.
 func (c *conn) watchLife(ctx context.Context) {
-	for tick := 1; pause(ctx, c.pool.cfg.probe); tick++ {
-		u := c.anyUse()
-		if u != nil && tick%replacedEvery == 0 && c.endIfReplaced(ctx, u) {
-			for _, u := range c.allUses() {
-				c.endIfReplaced(ctx, u)
-			}
+	silence := c.pool.cfg.probe
+	for tick, wait := 1, silence; pause(ctx, wait); tick++ {
+		if tick%replacedEvery == 0 {
+			c.endReplaced(ctx)
 		}
-		if u == nil || sched.Real.Now().UnixNano()-c.heard.Load() < int64(c.pool.cfg.probe) {
+		if wait = silence - c.silent(); wait > 0 {
 			continue
 		}
-		probe, cancel := context.WithTimeout(ctx, c.pool.cfg.answer)
-		_, err := c.lookup.LookupTopic(probe, &brokerv1.LookupTopicRequest{Topic: u.topic})
-		cancel()
+		wait = silence
+		u := c.anyUse()
+		if u == nil {
+			continue
+		}
+		err := c.probe(ctx, u)
 		if ctx.Err() != nil {
 			return
 		}
@@ -304,6 +304,46 @@ func (c *conn) watchLife(ctx context.Context) {
 		c.pool.cfg.log.WarnContext(ctx, "broker gives no sign of life, connection dropped", "broker", c.url, "error", err)
 		c.pool.drop(c)
 		return
+	}
+}
+
+// silent returns for how long nothing was heard.
+func (c *conn) silent() time.Duration {
+	return time.Duration(sched.Real.Now().UnixNano() - c.heard.Load())
+}
+
+// endReplaced breaks the streams whose topics are served elsewhere, if one is.
+func (c *conn) endReplaced(ctx context.Context) {
+	if u := c.anyUse(); u == nil || !c.endIfReplaced(ctx, u) {
+		return
+	}
+	for _, u := range c.allUses() {
+		c.endIfReplaced(ctx, u)
+	}
+}
+
+// probe asks the broker for a sign of life: a lookup of a topic that is served there is answered from memory, and any answer will
+// do, an error too. While there is none, a stream whose topic is taken over is ended, as a producer that waits for an answer would
+// see to: a consumer with nothing to receive waits for none.
+func (c *conn) probe(ctx context.Context, u *use) error {
+	ctx, cancel := context.WithTimeout(ctx, c.pool.cfg.answer)
+	answered := make(chan error, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	wg.Go(func() {
+		_, err := c.lookup.LookupTopic(ctx, &brokerv1.LookupTopicRequest{Topic: u.topic})
+		answered <- err
+	})
+	again := time.NewTicker(suspectAfter)
+	defer again.Stop()
+	for {
+		select {
+		case err := <-answered:
+			return err
+		case <-again.C:
+			c.endReplaced(ctx)
+		}
 	}
 }
 

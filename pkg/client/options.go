@@ -24,7 +24,7 @@ type clientConfig struct {
 
 func defaultClientConfig() clientConfig {
 	return clientConfig{
-		log: slog.New(slog.DiscardHandler), info: "penstock-go", probe: time.Second, answer: 2 * time.Second,
+		log: slog.New(slog.DiscardHandler), info: "penstock-go", probe: 500 * time.Millisecond, answer: 2 * time.Second,
 	}
 }
 
@@ -43,7 +43,7 @@ func WithDialer(dial func(ctx context.Context, addr string) (net.Conn, error)) O
 func WithClientInfo(info string) Option { return func(c *clientConfig) { c.info = info } }
 
 // WithLiveness sets after how much silence of a used connection the client asks the broker for a sign of life,
-// and how long that may take before the connection is given up. Default: 1 s and 2 s.
+// and how long that may take before the connection is given up. Default: 500 ms and 2 s.
 func WithLiveness(silence, answer time.Duration) Option {
 	return func(c *clientConfig) { c.probe, c.answer = silence, answer }
 }
