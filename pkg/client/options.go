@@ -164,7 +164,7 @@ type consumerConfig struct {
 	kind             SubscriptionType
 	start            Position
 	priority         int32
-	prefetchMessages int
+	prefetchMessages int // 0: by type
 	prefetchBytes    int64
 	ackMax           int
 	ackDelay         time.Duration
@@ -173,7 +173,7 @@ type consumerConfig struct {
 
 func defaultConsumerConfig() consumerConfig {
 	return consumerConfig{
-		kind: Exclusive, prefetchMessages: 1000, prefetchBytes: 16 << 20, ackMax: 1000, ackDelay: 10 * time.Millisecond,
+		kind: Exclusive, prefetchBytes: 16 << 20, ackMax: 1000, ackDelay: 10 * time.Millisecond,
 	}
 }
 
@@ -189,7 +189,19 @@ func WithConsumerName(name string) SubscribeOption { return func(c *consumerConf
 // WithPriority orders Failover consumers: the lowest becomes active first.
 func WithPriority(p int32) SubscribeOption { return func(c *consumerConfig) { c.priority = p } }
 
-// WithPrefetch bounds what is fetched ahead of the application, per partition. Defaults: 1,000 messages, 16 MiB.
+// prefetch returns how many messages are fetched ahead. What one consumer of a Shared subscription holds, another one waits for.
+func (c *consumerConfig) prefetch() int {
+	switch {
+	case c.prefetchMessages > 0:
+		return c.prefetchMessages
+	case c.kind == Shared:
+		return 1000
+	}
+	return 10_000
+}
+
+// WithPrefetch bounds what is fetched ahead of the application, per partition. Defaults: 10,000 messages, 1,000 for [Shared],
+// and 16 MiB.
 func WithPrefetch(messages int, bytes int64) SubscribeOption {
 	return func(c *consumerConfig) { c.prefetchMessages, c.prefetchBytes = max(1, messages), max(1, bytes) }
 }

@@ -65,7 +65,7 @@ func newSubStream(c *Consumer, n topicname.Name) *subStream {
 	}
 	s.life, s.cancel = context.WithCancel(c.c.life)
 	s.in.reader = c.cfg.reader
-	s.in.flow = flow{maxMessages: c.cfg.prefetchMessages, maxBytes: c.cfg.prefetchBytes}
+	s.in.flow = flow{maxMessages: c.cfg.prefetch(), maxBytes: c.cfg.prefetchBytes}
 	s.in.acks = acker{max: c.cfg.ackMax, delay: c.cfg.ackDelay}
 	return s
 }
