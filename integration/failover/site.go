@@ -64,9 +64,6 @@ func settle(ctx context.Context, programs, dir string) (s *site, err error) {
 		Programs: programs, Dir: dir, Etcds: etcds, Bookies: bookies, Brokers: brokers,
 		// How full this machine's disk is must not matter.
 		BookieArgs: []string{"--low-watermark", "0.98", "--high-watermark", "0.99"},
-		// A takeover replays what came after the latest snapshot of producers' sequences, which is due every 10,000 messages and taken
-		// when a broker looks after its topics: every 10 s, and here none lives for so long. Without this there would never be one.
-		BrokerArgs: []string{"--housekeeping-interval", "1s"},
 	})
 	if err != nil {
 		return s, err

@@ -14,13 +14,10 @@ import (
 )
 
 const (
-	rate     = 500 // messages a second
-	size     = 512 // bytes of one
-	interval = time.Second / rate
-	between  = 100 // messages that flow before a strike, and after its end
-	// settled is for how many messages more a client is left alone before its broker is struck: the SDK takes a stream that breaks
-	// within a second for the failure of the attempt before, and pauses for ever longer, up to a second.
-	settled     = 600
+	rate        = 500 // messages a second
+	size        = 512 // bytes of one
+	interval    = time.Second / rate
+	between     = 100 // messages that flow before a strike, and after its end
 	latencyTime = 8 * time.Second
 	linesTold   = 60
 	stretches   = 40 // of time in which nothing happens, at most
@@ -183,11 +180,7 @@ func (s *site) begin(k kind, out *result) error {
 
 // strike strikes once, a cluster that is whole, and returns when it is again.
 func (s *site) strike(k kind) (out strike, err error) {
-	calm := uint64(between)
-	if k.takesOver {
-		calm += settled
-	}
-	if err := errors.Join(s.whole(), s.flows(calm)); err != nil {
+	if err := errors.Join(s.whole(), s.flows(between)); err != nil {
 		return out, err
 	}
 	var victim *process.Process
