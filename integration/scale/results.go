@@ -213,7 +213,7 @@ func (m *measured) publishing(p *figures.Page) {
 			topics int
 			of     []*steady.Result
 			cpu    span
-		}{{m.cfg.topics, u.many, u.cpuMany}, {m.cfg.few, u.few, span{}}} {
+		}{{m.cfg.topics, u.many, u.cpuMany}, {m.cfg.few, u.few, u.cpuFew}} {
 			var all figures.Sample
 			failed, acked, took := 0, 0, time.Duration(0)
 			for _, r := range side.of {

@@ -39,8 +39,8 @@ type config struct {
 // fully is what `make bench-scale` measures.
 func fully(topics, idle int) config {
 	return config{
-		topics: topics, idle: idle, few: 10, rates: []float64{0.1, 0.2, 0.5, 1}, rounds: 3, long: 8 * time.Second, rest: 3 * time.Second,
-		quiet: 10 * time.Second, bulk: 1 << 30, bulkRounds: 3, creating: 4 * time.Minute, samples: 200,
+		topics: topics, idle: idle, few: 10, rates: []float64{0.1, 0.2, 0.5, 1}, rounds: 5, long: 4 * time.Second, rest: 2 * time.Second,
+		quiet: 8 * time.Second, bulk: 1 << 30, bulkRounds: 3, creating: 4 * time.Minute, samples: 200,
 	}
 }
 
@@ -77,9 +77,9 @@ type span struct{ from, to cost }
 
 // use is publishing at one rate.
 type use struct {
-	rate      float64 // of each of the many topics
-	many, few []*steady.Result
-	cpuMany   span // of the last round
+	rate            float64 // of each of the many topics
+	many, few       []*steady.Result
+	cpuMany, cpuFew span // of the last round
 }
 
 // takeover is what became of topics when their broker died.
@@ -230,8 +230,12 @@ func (s *site) publish(many, few *topics) error {
 			if u.cpuMany.to, err = cpuNow(s.c); err != nil {
 				return err
 			}
+			u.cpuFew.from = u.cpuMany.to
 			f, err := s.steadily(few, offered)
 			if err != nil {
+				return err
+			}
+			if u.cpuFew.to, err = cpuNow(s.c); err != nil {
 				return err
 			}
 			u.many, u.few = append(u.many, m), append(u.few, f)
