@@ -63,7 +63,7 @@ func settle(ctx context.Context, programs, dir string) (s *site, err error) {
 	s.c, err = process.New(ctx, process.Config{
 		Programs: programs, Dir: dir, Etcds: etcds, Bookies: bookies, Brokers: brokers,
 		// How full this machine's disk is must not matter.
-		BookieArgs: []string{"--low-watermark", "0.98", "--high-watermark", "0.99"},
+		BookieArgs: []string{"--low-watermark", "0.995", "--high-watermark", "0.998"},
 	})
 	if err != nil {
 		return s, err

@@ -43,7 +43,7 @@ func settle(ctx context.Context, programs, dir string, cfg config, told func(str
 	s.c, err = process.New(ctx, process.Config{
 		Programs: programs, Dir: dir, Bookies: bookies, Brokers: brokers,
 		// How full this machine's disk is must not matter.
-		BookieArgs: []string{"--low-watermark", "0.98", "--high-watermark", "0.99"},
+		BookieArgs: []string{"--low-watermark", "0.995", "--high-watermark", "0.998"},
 		EtcdArgs:   []string{"--enable-pprof"}, // which has it collect its garbage
 	})
 	if err != nil {

@@ -40,7 +40,7 @@ type config struct {
 func fully(topics, idle int) config {
 	return config{
 		topics: topics, idle: idle, few: 10, rates: []float64{0.1, 0.2, 0.5, 1}, rounds: 5, long: 4 * time.Second, rest: 2 * time.Second,
-		quiet: 8 * time.Second, bulk: 1 << 30, bulkRounds: 3, creating: 4 * time.Minute, samples: 200,
+		quiet: 8 * time.Second, bulk: 1 << 30, bulkRounds: 2, creating: 4 * time.Minute, samples: 200,
 	}
 }
 
