@@ -87,7 +87,7 @@ func takeover(victim, bundle string) []step {
 const afterTakeover = "answer to the client"
 
 // undisturbed is how long nothing is done.
-const undisturbed = 2500 * time.Millisecond
+const undisturbed = 2 * time.Second
 
 func pause(s *site, _ *process.Process) error { return s.hold(undisturbed) }
 

@@ -14,8 +14,8 @@ func written(results []*result, strikes int, commit string) *figures.Page {
 	p.Say("# Failover time")
 	p.Say("Written by `make bench-failover`, which says what is measured in `go doc ./integration/failover`. %d etcds, %d bookies (ensembles of 3, "+
 		"ack quorum 2, fsync before each acknowledgement) and %d brokers, each a process, and the client share one machine: %s. Programs: %s. "+
-		"%d strikes of each kind (%d stretches of time without one), settings as they are by default, one topic, %d messages of %d bytes a second with deduplication.",
-		etcds, bookies, brokers, figures.Machine(), commit, strikes, min(strikes, stretches), rate, size)
+		"%d strikes of each kind (%d stretches of time without one), settings as they are by default, %d strikes on each topic, one after the other, %d messages of %d bytes a second with deduplication.",
+		etcds, bookies, brokers, figures.Machine(), commit, strikes, min(strikes, stretches), onTopic, rate, size)
 	p.Say("A gap is the longest time without an acknowledged publish (publish), or without the delivery of a new message (end to end), from the strike "+
 		"until the cluster is whole again with the process back, less %v between two messages. What the machine does to a cluster that nobody touches is the "+
 		"first row: no gap can be told from it that is not longer.", interval)

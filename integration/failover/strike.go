@@ -20,7 +20,10 @@ const (
 	between     = 100 // messages that flow before a strike, and after its end
 	latencyTime = 8 * time.Second
 	linesTold   = 60
-	stretches   = 40 // of time in which nothing happens, at most
+	stretches   = 30 // of time in which nothing happens, at most
+	// onTopic is how many strikes one topic takes: each that another broker takes over from leaves a ledger more of the topic and of its
+	// bundle's state log, which the next one reads from end to end.
+	onTopic = 10
 	// around the worst gap, what is told.
 	around = 30 * time.Millisecond
 )
@@ -121,61 +124,92 @@ func (k *strike) moment() string {
 	return "when it is back"
 }
 
-// deal strikes so often in one way. What is wrong is in the result.
+// deal strikes so often in one way, on topic after topic. What is wrong is in the result.
 func (s *site) deal(k kind, strikes int, told func(string, ...any)) *result {
 	out := &result{kind: k}
 	began := time.Now()
 	defer func() { out.took = time.Since(began) }()
-	if out.err = s.begin(k, out); out.err != nil {
-		return out
-	}
 	if k.choose == nil {
 		strikes = min(strikes, stretches)
-	}
-	for n := 1; n <= strikes; n++ {
-		one, err := s.strike(k)
-		if err != nil {
-			out.err = fmt.Errorf("strike %d: %w", n, err)
-			break
+		if out.latency99, out.err = s.latency(); out.err != nil {
+			return out
 		}
-		one.number = n
-		out.add(one)
-		told("%s %d: publish gap %v, delivery gap %v (%s)", k.name, n, one.publish, one.deliver, one.victim)
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
-	defer cancel()
-	s.run.StopProducing()
-	var err error
-	out.delivered, err = s.run.Wait(ctx)
-	if err == nil {
-		out.stored, err = s.run.Reread(ctx)
+	for n := 0; n < strikes && out.err == nil; n += onTopic {
+		out.err = s.dealOn(fmt.Sprintf("%s/%s-%d", keeping, k.name, n), k, n, min(n+onTopic, strikes), out, told)
 	}
-	out.failures = s.run.Failures()
-	out.err = errors.Join(out.err, err)
 	return out
 }
 
-// begin starts the load.
-func (s *site) begin(k kind, out *result) error {
-	s.topic = keeping + "/" + k.name
+// dealOn deals some of the strikes on one topic, from first on and before end.
+func (s *site) dealOn(topic string, k kind, first, end int, out *result, told func(string, ...any)) (err error) {
+	s.topic = topic
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
-	if k.choose == nil {
-		p, err := s.client.Producer(ctx, keeping+"/latency")
-		if err != nil {
-			return err
-		}
-		r, err := steady.Publish(ctx, []*client.Producer{p}, steady.Config{Rate: rate, For: latencyTime, Size: size, Patience: patience})
-		if err = errors.Join(err, r.Example, p.Close(ctx)); err != nil {
-			return fmt.Errorf("measure how long publishing takes: %w", err)
-		}
-		out.latency99 = r.Latencies.Percentile(0.99)
-	}
-	var err error
 	s.run, err = workload.Start(s.ctx, s.client, workload.Config{
-		Topic: s.topic, Subscription: "along", Rate: rate, Size: size, Dedup: true, Timeout: patience,
+		Topic: topic, Subscription: "along", Rate: rate, Size: size, Dedup: true, Timeout: patience,
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	for n := first; n < end; n++ {
+		one, strikeErr := s.strike(k)
+		if strikeErr != nil {
+			err = fmt.Errorf("strike %d: %w", n+1, strikeErr)
+			break
+		}
+		one.number = n + 1
+		out.add(one)
+		told("%s %d: publish gap %v, delivery gap %v (%s)", k.name, n+1, one.publish, one.deliver, one.victim)
+	}
+	ctx, cancel = context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	s.run.StopProducing()
+	delivered, endErr := s.run.Wait(ctx)
+	sum(&out.delivered, delivered)
+	if endErr == nil {
+		var stored workload.Report
+		stored, endErr = s.run.Reread(ctx)
+		sum(&out.stored, stored)
+	}
+	out.failures = append(out.failures, s.run.Failures()...)
+	return errors.Join(err, endErr)
+}
+
+// sum adds a report to others of the same kind of strike.
+func sum(to *workload.Report, r workload.Report) {
+	to.Sent += r.Sent
+	to.Acknowledged += r.Acknowledged
+	to.Refused += r.Refused
+	to.Unknown += r.Unknown
+	to.Unsettled += r.Unsettled
+	to.Received += r.Received
+	to.StoredTwice += r.StoredTwice
+next:
+	for _, v := range r.Violations {
+		for i := range to.Violations {
+			if to.Violations[i].Kind == v.Kind {
+				to.Violations[i].Count += v.Count
+				continue next
+			}
+		}
+		to.Violations = append(to.Violations, v)
+	}
+}
+
+// latency is the p99 of publishing, from when a message is due, where nothing happens.
+func (s *site) latency() (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	p, err := s.client.Producer(ctx, keeping+"/latency")
+	if err != nil {
+		return 0, err
+	}
+	r, err := steady.Publish(ctx, []*client.Producer{p}, steady.Config{Rate: rate, For: latencyTime, Size: size, Patience: patience})
+	if err = errors.Join(err, r.Example, p.Close(ctx)); err != nil {
+		return 0, fmt.Errorf("measure how long publishing takes: %w", err)
+	}
+	return r.Latencies.Percentile(0.99), nil
 }
 
 // strike strikes once, a cluster that is whole, and returns when it is again.

@@ -142,7 +142,7 @@ func TestWritten(t *testing.T) {
 	etcd := &result{kind: kinds[3], delivered: workload.Report{Sent: 9, Refused: 1, Unknown: 1, Violations: []workload.Violation{{Kind: workload.Lost, Count: 3}}}}
 	text := written([]*result{base, owner, bookie, etcd}, 100, "v1").String()
 	for _, want := range []string{
-		"100 strikes of each kind (40 stretches",
+		"100 strikes of each kind (30 stretches",
 		"| nothing, for as long | 2 | 2.00 ms | 4.00 ms | 4.00 ms | 4.00 ms | <5: 2 (ms) |",
 		"| kill -9 of the owner | 2 | 40.0 ms | 60.0 ms | 60.0 ms | 60.0 ms | 20–50: 1 · 50–100: 1 (ms) |",
 		"| kill -9 of the owner | 2 | 300 | 0 | 0 | 0 | 0 | 12: median ≤ 50 ms, worst ≤ 150 ms | met | 0 |",
@@ -159,5 +159,18 @@ func TestWritten(t *testing.T) {
 	bookie.add(strike{number: 3, publish: 16 * time.Millisecond})
 	if text := written([]*result{base, bookie}, 3, "v1").String(); !strings.Contains(text, "| "+figures.Met(false)+" |") {
 		t.Error("worse than three times the p99, and met")
+	}
+}
+
+// Reports of several topics add up, each kind of violation once.
+func TestSum(t *testing.T) {
+	t.Parallel()
+	var r workload.Report
+	one := workload.Report{Sent: 10, Acknowledged: 9, Refused: 1, Received: 8, StoredTwice: 2, Violations: []workload.Violation{{Kind: workload.Lost, Count: 1}}}
+	sum(&r, one)
+	one.Violations = append(one.Violations, workload.Violation{Kind: workload.Gap, Count: 5})
+	sum(&r, one)
+	if r.Sent != 20 || r.Acknowledged != 18 || r.Refused != 2 || r.Received != 16 || r.StoredTwice != 4 || r.Count(workload.Lost) != 2 || r.Count(workload.Gap) != 5 {
+		t.Errorf("%+v", r)
 	}
 }
