@@ -144,8 +144,6 @@ func (s *site) deal(k kind, strikes int, told func(string, ...any)) *result {
 // dealOn deals some of the strikes on one topic, from first on and before end.
 func (s *site) dealOn(topic string, k kind, first, end int, out *result, told func(string, ...any)) (err error) {
 	s.topic = topic
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
-	defer cancel()
 	s.run, err = workload.Start(s.ctx, s.client, workload.Config{
 		Topic: topic, Subscription: "along", Rate: rate, Size: size, Dedup: true, Timeout: patience,
 	})
@@ -162,7 +160,7 @@ func (s *site) dealOn(topic string, k kind, first, end int, out *result, told fu
 		out.add(one)
 		told("%s %d: publish gap %v, delivery gap %v (%s)", k.name, n+1, one.publish, one.deliver, one.victim)
 	}
-	ctx, cancel = context.WithTimeout(s.ctx, patience)
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
 	s.run.StopProducing()
 	delivered, endErr := s.run.Wait(ctx)
