@@ -164,35 +164,14 @@ func (s *site) dealOn(topic string, k kind, first, end int, out *result, told fu
 	defer cancel()
 	s.run.StopProducing()
 	delivered, endErr := s.run.Wait(ctx)
-	sum(&out.delivered, delivered)
+	out.delivered.Add(delivered)
 	if endErr == nil {
 		var stored workload.Report
 		stored, endErr = s.run.Reread(ctx)
-		sum(&out.stored, stored)
+		out.stored.Add(stored)
 	}
 	out.failures = append(out.failures, s.run.Failures()...)
 	return errors.Join(err, endErr)
-}
-
-// sum adds a report to others of the same kind of strike.
-func sum(to *workload.Report, r workload.Report) {
-	to.Sent += r.Sent
-	to.Acknowledged += r.Acknowledged
-	to.Refused += r.Refused
-	to.Unknown += r.Unknown
-	to.Unsettled += r.Unsettled
-	to.Received += r.Received
-	to.StoredTwice += r.StoredTwice
-next:
-	for _, v := range r.Violations {
-		for i := range to.Violations {
-			if to.Violations[i].Kind == v.Kind {
-				to.Violations[i].Count += v.Count
-				continue next
-			}
-		}
-		to.Violations = append(to.Violations, v)
-	}
 }
 
 // latency is the p99 of publishing, from when a message is due, where nothing happens.

@@ -167,9 +167,9 @@ func TestSum(t *testing.T) {
 	t.Parallel()
 	var r workload.Report
 	one := workload.Report{Sent: 10, Acknowledged: 9, Refused: 1, Received: 8, StoredTwice: 2, Violations: []workload.Violation{{Kind: workload.Lost, Count: 1}}}
-	sum(&r, one)
+	r.Add(one)
 	one.Violations = append(one.Violations, workload.Violation{Kind: workload.Gap, Count: 5})
-	sum(&r, one)
+	r.Add(one)
 	if r.Sent != 20 || r.Acknowledged != 18 || r.Refused != 2 || r.Received != 16 || r.StoredTwice != 4 || r.Count(workload.Lost) != 2 || r.Count(workload.Gap) != 5 {
 		t.Errorf("%+v", r)
 	}

@@ -384,36 +384,13 @@ func (l *churning) add(o outcome) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sum.delay = max(l.sum.delay, o.delay)
-	addReport(&l.sum.delivered, o.delivered)
+	l.sum.delivered.Add(o.delivered)
 }
 
 func (l *churning) addStored(r workload.Report) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	addReport(&l.sum.stored, r)
-}
-
-func addReport(sum *workload.Report, r workload.Report) {
-	sum.Sent += r.Sent
-	sum.Acknowledged += r.Acknowledged
-	sum.Refused += r.Refused
-	sum.Unknown += r.Unknown
-	sum.Unsettled += r.Unsettled
-	sum.Deduplicated += r.Deduplicated
-	sum.Received += r.Received
-	sum.Redelivered += r.Redelivered
-	sum.StoredTwice += r.StoredTwice
-	sum.UnknownStored += r.UnknownStored
-next:
-	for _, v := range r.Violations {
-		for i := range sum.Violations {
-			if sum.Violations[i].Kind == v.Kind {
-				sum.Violations[i].Count += v.Count
-				continue next
-			}
-		}
-		sum.Violations = append(sum.Violations, v)
-	}
+	l.sum.stored.Add(r)
 }
 
 // makeNamespaces makes what the workloads need, before anything happens.

@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -143,19 +141,3 @@ func rowsOf(c cell, ran map[string]result, kept string) string {
 }
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
-
-// builtFrom is what the programs that are run say they were built from.
-func builtFrom(programs string) string {
-	var found []string
-	for _, name := range []string{"broker", "bookie"} {
-		out, err := exec.Command(filepath.Join(programs, name), "--version").Output() //nolint:noctx,gosec // short
-		words := strings.Fields(string(out))
-		if err != nil || len(words) == 0 {
-			return "unknown"
-		}
-		if v := words[len(words)-1]; !slices.Contains(found, v) {
-			found = append(found, v)
-		}
-	}
-	return strings.Join(found, " and ")
-}

@@ -34,8 +34,8 @@ func TestOutcome(t *testing.T) {
 		}
 	}
 	sum := workload.Report{}
-	addReport(&sum, workload.Report{Sent: 5, Acknowledged: 4, Received: 3, Violations: lost})
-	addReport(&sum, workload.Report{Sent: 5, Acknowledged: 5, Received: 5, StoredTwice: 1, Violations: lost})
+	sum.Add(workload.Report{Sent: 5, Acknowledged: 4, Received: 3, Violations: lost})
+	sum.Add(workload.Report{Sent: 5, Acknowledged: 5, Received: 5, StoredTwice: 1, Violations: lost})
 	if got := strings.Join(sum.Cells(), " "); got != "10 9 8 6 1 0 0" {
 		t.Error(got)
 	}
@@ -99,27 +99,5 @@ func TestResults(t *testing.T) {
 	}
 	if one := read(); strings.Contains(one, "| F1 kill-owner | W1 |") || !strings.Contains(one, "| F1 kill-owner | all |") || !strings.Contains(one, "| 0815 |") {
 		t.Errorf("a run of all cells leaves rows of another:\n%s", one)
-	}
-}
-
-// The commit is what the programs say, each of them.
-func TestBuiltFrom(t *testing.T) {
-	dir := t.TempDir()
-	say := func(name, version string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\necho "+name+" version "+version+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := builtFrom(dir); got != "unknown" {
-		t.Errorf("of nothing: %s", got)
-	}
-	say("broker", "v1-2-gabc")
-	say("bookie", "v1-2-gabc")
-	if got := builtFrom(dir); got != "v1-2-gabc" {
-		t.Error(got)
-	}
-	say("bookie", "v1-3-gdef")
-	if got := builtFrom(dir); got != "v1-2-gabc and v1-3-gdef" {
-		t.Error(got)
 	}
 }

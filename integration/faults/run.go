@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/integration/audit"
+	"github.com/penstock-mq/penstock/integration/figures"
 	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/workload"
 	"github.com/penstock-mq/penstock/pkg/workload/process"
@@ -99,7 +100,7 @@ func run(t *testing.T, programs string, c cell, long time.Duration, seed uint64)
 		}
 		s.loads = append(s.loads, l)
 	}
-	out := result{cell: c, commit: builtFrom(programs)}
+	out := result{cell: c, commit: figures.BuiltFrom(programs)}
 	err = s.strikes(&out)
 	if err != nil {
 		t.Error(err)
@@ -236,7 +237,7 @@ func (l line) verdict() string {
 
 // failed is the result of a cell that came to no end.
 func failed(c cell, programs string) result {
-	return result{cell: c, commit: builtFrom(programs), rows: []line{{workload: "all", err: errors.New("it came to no end: see the test's output")}}}
+	return result{cell: c, commit: figures.BuiltFrom(programs), rows: []line{{workload: "all", err: errors.New("it came to no end: see the test's output")}}}
 }
 
 // programDirectory is where `make build` leaves the programs.

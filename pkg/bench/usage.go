@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -13,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock-mq/penstock/pkg/workload/process"
 )
 
 // Process is one whose cost is told beside what it does.
@@ -114,35 +115,9 @@ func readSyncsOf(ctx context.Context, url string) (float64, error) {
 	if resp.StatusCode != http.StatusOK {
 		return 0, fmt.Errorf("it answers %s", resp.Status)
 	}
-	return sumMetric(io.LimitReader(resp.Body, maxMetrics), SyncMetric)
-}
-
-// sumMetric adds up the series of one metric in the text format. That there is none is an error.
-func sumMetric(in io.Reader, name string) (sum float64, err error) {
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<20)
-	found := false
-	for lines.Scan() {
-		rest, ok := strings.CutPrefix(lines.Text(), name)
-		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
-			continue
-		}
-		fields := strings.Fields(rest[strings.LastIndexByte(rest, '}')+1:])
-		if len(fields) == 0 {
-			continue
-		}
-		v, err := strconv.ParseFloat(fields[0], 64)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", name, err)
-		}
-		sum += v
-		found = true
+	sum, found, err := process.SumMetric(io.LimitReader(resp.Body, maxMetrics), SyncMetric)
+	if err == nil && !found {
+		err = fmt.Errorf("there is no %s: is it a bookie's page?", SyncMetric)
 	}
-	if err := lines.Err(); err != nil {
-		return 0, err
-	}
-	if !found {
-		return 0, fmt.Errorf("there is no %s: is it a bookie's page?", name)
-	}
-	return sum, nil
+	return sum, err
 }

@@ -86,6 +86,30 @@ func (r Report) Err() error {
 	return errors.New(strings.Join(texts, "\n"))
 }
 
+// Add sums another run's report up in r. Of a violation, the example is the first one's.
+func (r *Report) Add(o Report) {
+	r.Sent += o.Sent
+	r.Acknowledged += o.Acknowledged
+	r.Refused += o.Refused
+	r.Unknown += o.Unknown
+	r.Unsettled += o.Unsettled
+	r.Deduplicated += o.Deduplicated
+	r.Received += o.Received
+	r.Redelivered += o.Redelivered
+	r.StoredTwice += o.StoredTwice
+	r.UnknownStored += o.UnknownStored
+next:
+	for _, v := range o.Violations {
+		for i := range r.Violations {
+			if r.Violations[i].Kind == v.Kind {
+				r.Violations[i].Count += v.Count
+				continue next
+			}
+		}
+		r.Violations = append(r.Violations, v)
+	}
+}
+
 // Count returns how many violations of a kind there are.
 func (r Report) Count(k Kind) uint64 {
 	for _, v := range r.Violations {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// sumMetric adds up the series of one metric in the text format.
-func sumMetric(r io.Reader, name string) (sum float64, found bool, err error) {
+// SumMetric adds up the series of one metric in the text format, and reports whether there are any.
+func SumMetric(r io.Reader, name string) (sum float64, found bool, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {

@@ -259,7 +259,7 @@ func (p *Process) Metric(ctx context.Context, name string) (float64, error) {
 		return 0, err
 	}
 	defer body.Close()
-	sum, found, err := sumMetric(body, name)
+	sum, found, err := SumMetric(body, name)
 	if err == nil && !found {
 		err = errors.New("no such metric")
 	}
