@@ -32,11 +32,17 @@ run: build ## a standalone cluster in this terminal, data in ./penstock-data
 build: programs bin/etcd ## bin/broker, bin/bookie, bin/penstock, bin/etcd
 
 .PHONY: programs
-programs: ## the first three of them, which is what an image has
+programs: ## the first three of them
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ $(PROGRAMS:%=./cmd/%)
 
 bin/etcd: tools/go.mod
 	cd tools && go build -trimpath -o ../bin/etcd go.etcd.io/etcd/server/v3
+
+bin/etcdctl bin/etcdutl: tools/go.mod
+	cd tools && go build -trimpath -o ../$@ go.etcd.io/etcd/$(@F)/v3
+
+.PHONY: image-programs
+image-programs: programs bin/etcd bin/etcdctl bin/etcdutl ## what an image has
 
 bin/nats-server: tools/go.mod
 	cd tools && go build -trimpath -o ../bin/nats-server github.com/nats-io/nats-server/v2

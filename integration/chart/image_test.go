@@ -35,6 +35,11 @@ func TestImage(t *testing.T) {
 	if !strings.HasPrefix(last, "FROM scratch\n") || !regexp.MustCompile(`(?m)^USER 10001:10001$`).MatchString(last) {
 		t.Errorf("the image is not the programs alone, or runs them as root:\n%s", last)
 	}
+	for _, program := range []string{"etcd", "etcdctl", "etcdutl"} {
+		if !strings.Contains(last, "/src/bin/"+program+" ") {
+			t.Errorf("the image lacks %s", program)
+		}
+	}
 	for _, program := range []string{"broker", "bookie", "penstock"} {
 		if !strings.Contains(last, "/src/bin/"+program+" ") {
 			t.Errorf("the image lacks %s", program)

@@ -376,28 +376,6 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// The etcd of the chart and of the compose file is the one that all other tests run.
-func TestEtcdVersion(t *testing.T) {
-	t.Parallel()
-	mod, err := os.ReadFile("../../tools/go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := regexp.MustCompile(`go\.etcd\.io/etcd/server/v3 (v\S+)`).FindSubmatch(mod)
-	if m == nil {
-		t.Fatal("tools/go.mod has no etcd")
-	}
-	for _, file := range []string{filepath.Join(chartDir, "values.yaml"), "../../docker-compose.yml"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !regexp.MustCompile(`image: \S+/etcd:` + regexp.QuoteMeta(string(m[1])) + `\n`).Match(text) {
-			t.Errorf("%s runs another etcd than %s", file, m[1])
-		}
-	}
-}
-
 // What docs/operations.md tells one to type is about objects and values that there are.
 func TestOperationsPage(t *testing.T) {
 	t.Parallel()

@@ -34,7 +34,7 @@ const testTimeout = 5 * time.Minute
 
 // node is the machine that the pods of a test run on. Each pod has an address of its own, a file system that holds the image's programs,
 // its settings and its volumes, and the user that the chart gives it: nothing else can be read or written. Its command line is
-// the chart's. etcd, whose image is not ours, runs as this machine's, with directories and names replaced.
+// the chart's. etcd runs as this machine's, with directories and names replaced.
 type node struct {
 	*testing.T
 	ctx     context.Context //nolint:containedctx // the test's, with an end
