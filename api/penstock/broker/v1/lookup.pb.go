@@ -26,9 +26,9 @@ type LookupTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Topic or partition.
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// Bundle and epoch of an owner that the caller cannot reach, or hears nothing of. An answer that knows of no later one
-	// is held back for a moment, in which there may be one.
-	Bundle        string `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// Bundle of an owner that the caller cannot reach, or hears nothing of.
+	Bundle string `protobuf:"bytes,2,opt,name=bundle,proto3" json:"bundle,omitempty"`
+	// Epoch of that owner. An answer that knows of no later one is held back for a moment, in which there may be one.
 	BeyondEpoch   uint64 `protobuf:"varint,3,opt,name=beyond_epoch,json=beyondEpoch,proto3" json:"beyond_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
