@@ -111,12 +111,11 @@ func (t *servedTopic) applyTTL(ctx context.Context, p meta.Policies) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what was looked for
 	}
+	var errs []error
 	for _, s := range subs {
-		if err := s.Expire(at); err != nil {
-			return err
-		}
+		errs = append(errs, s.Expire(at)) // one that is being deleted refuses, which is nothing to the others
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (t *servedTopic) snapshotProducers(ctx context.Context, _ meta.Policies) error {
