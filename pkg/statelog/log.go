@@ -353,7 +353,7 @@ func (l *Log) Load(ctx context.Context, owner string) ([]Record, error) {
 	for {
 		g, err := l.closeGap(ctx, hashOf(owner))
 		if err == nil && g != nil {
-			err = &UnreadableError{Owner: owner, Position: g.at, Err: g.err}
+			err = g.refuse(owner)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("load state of %s: %w", owner, err)
@@ -439,6 +439,17 @@ func (l *Log) values(ctx context.Context, items []rewrite) error {
 }
 
 var errNoRecord = errors.New("the entry does not have the record")
+
+// Unreadable returns an *[UnreadableError] if some of an owner's state lies in an entry that could not be read so far. It does not
+// try again.
+func (l *Log) Unreadable(owner string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if g, missing := l.gaps[hashOf(owner)]; missing {
+		return g.refuse(owner)
+	}
+	return nil
+}
 
 // Owners returns the owners that have live records, sorted.
 func (l *Log) Owners() []string {

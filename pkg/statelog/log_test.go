@@ -596,6 +596,32 @@ func TestAnUnreadableEntryIsReadOnceTheLogIsToBeShortened(t *testing.T) {
 	}
 }
 
+// While an entry cannot be read, nothing that is older than what it holds is given up: nobody knows what that is.
+func TestALogIsNotShortenedPastWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	f := newCluster(t, 3)
+	const floor = 64 << 10
+	l := f.open(f.Takeover(), statelog.Config{FloorBytes: floor})
+	put(t, l, rec("idle", 1, "k", "old"))
+	put(t, l, rec("idle", 1, "k", "new")) // entry 1
+	put(t, l, rec("a", 1, "k", "v"))
+	first := l.Chain().Runs()[0].Ledger
+	f.unreadable(first, 1)
+	l = f.open(f.Takeover(), statelog.Config{FloorBytes: floor})
+	value := strings.Repeat("v", 2000)
+	for i := range 100 {
+		put(t, l, rec("a", 1, strconv.Itoa(i%10), value))
+	}
+	eventually(t, "an attempt to shorten it", func() bool { return !l.Rewriting() })
+	if got := l.Chain().Runs()[0].Ledger; got != first {
+		t.Fatalf("the log begins with ledger %v, and entry 1 of ledger %v was never read", got, first)
+	}
+	f.readable()
+	if got, err := l.Load(t.Context(), "idle"); err != nil || len(got) != 1 || string(got[0].Value) != "new" {
+		t.Fatal(got, err)
+	}
+}
+
 // While nothing tells whose state is missing, the log is not opened: nobody's is taken for complete.
 func TestUnreadableEntriesThatNothingTellsOfKeepTheLogShut(t *testing.T) {
 	t.Parallel()

@@ -30,6 +30,10 @@ type gap struct {
 	err error
 }
 
+func (g *gap) refuse(owner string) error {
+	return &UnreadableError{Owner: owner, Position: g.at, Err: g.err}
+}
+
 func newState() state {
 	return state{index: NewIndex(), sizes: map[entry.LedgerID]int64{}, gaps: map[uint64]gap{}}
 }
