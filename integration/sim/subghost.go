@@ -289,14 +289,26 @@ func (v *view) expire(upTo entry.Offset) error {
 		v.trace("what lies below %d expires", upTo)
 	}
 	below := cursor.Range{End: upTo}
-	left := slices.Collect(missingOf(&v.has, below))
-	v.applies(v.gen, []cursor.Range{below})
+	gen, consumers := v.gen, slices.Clone(v.consumers)
+	unapplied, left := slices.Collect(missingOf(&gen.applied, below)), slices.Collect(missingOf(&v.has, below))
+	held := make([][]cursor.Range, len(consumers))
+	for i, c := range consumers {
+		held[i] = slices.Collect(c.held.Within(below))
+	}
+	v.applies(gen, []cursor.Range{below})
 	v.acked([]cursor.Range{below})
 	err := v.sub.Expire(upTo)
-	if err != nil {
-		for _, r := range left {
-			v.has.Remove(r)
-		}
+	if err == nil {
+		return nil
+	}
+	for _, r := range unapplied {
+		gen.applied.Remove(r)
+	}
+	for _, r := range left {
+		v.has.Remove(r)
+	}
+	for i, c := range consumers {
+		c.held.AddAll(held[i])
 	}
 	return err //nolint:wrapcheck // it says what failed
 }
