@@ -97,7 +97,8 @@ func defaultProducerConfig() producerConfig {
 	}
 }
 
-// WithProducerName names the producer. A newer producer of the same name on the same topic fences this one.
+// WithProducerName names the producer. A newer producer of the same name on the same topic fences this one, for as long as it is
+// connected; with [WithDedup] for good.
 func WithProducerName(name string) ProducerOption { return func(c *producerConfig) { c.name = name } }
 
 // WithDedup makes the topic keep each (producer name, sequence id) at most once. It needs [WithProducerName].
