@@ -87,3 +87,39 @@ func TestConnectionsThatNobodyUsesAreClosed(t *testing.T) {
 		t.Fatalf("connections left: %v", p.conns)
 	}
 }
+
+// What one consumer of a Shared subscription has fetched, no other one gets; a consumer alone must follow a producer's batches.
+func TestPrefetchByType(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		opts []SubscribeOption
+		want int
+	}{
+		{nil, 10_000},
+		{[]SubscribeOption{WithType(Failover)}, 10_000},
+		{[]SubscribeOption{WithType(Shared)}, 1000},
+		{[]SubscribeOption{WithType(Shared), WithPrefetch(7, 1<<20)}, 7},
+	} {
+		cfg := defaultConsumerConfig()
+		for _, o := range c.opts {
+			o(&cfg)
+		}
+		if got := cfg.prefetch(); got != c.want {
+			t.Errorf("type %v fetches %d messages ahead, want %d", cfg.kind, got, c.want)
+		}
+	}
+}
+
+// Attempts after a stream that was of use begin with the short pauses of the first.
+func TestPausesBeginAnewAfterAUsefulStream(t *testing.T) {
+	t.Parallel()
+	p := newPace(nil, "orders")
+	for range 2 * backoffQuick {
+		p.b.next()
+	}
+	long := p.b.next()
+	p.fresh()
+	if short := p.b.next(); short > 5*backoffFirst/4 || long <= backoffQuickMax {
+		t.Errorf("pauses of %v, then of %v", long, short)
+	}
+}
