@@ -56,7 +56,7 @@ type faultyMeta struct {
 	chain.Metadata
 	mu     sync.Mutex
 	fail   error        // of every call
-	before func(string) // each transaction
+	before func(string) error // each transaction: an error is its answer, and it is not applied
 	after  func(string) error
 	// late: an OpenLedger has an unknown outcome and is applied only when the next one comes.
 	late    bool
@@ -85,7 +85,7 @@ func (m *faultyMeta) set(fail error) {
 	m.fail = fail
 }
 
-func (m *faultyMeta) hooks(before func(string), after func(string) error) {
+func (m *faultyMeta) hooks(before, after func(string) error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.before, m.after = before, after
@@ -95,8 +95,8 @@ func (m *faultyMeta) enter(op string) (func(string) error, error) {
 	m.mu.Lock()
 	fail, before, after := m.fail, m.before, m.after
 	m.mu.Unlock()
-	if before != nil {
-		before(op)
+	if before != nil && fail == nil {
+		fail = before(op)
 	}
 	return after, fail
 }
