@@ -33,6 +33,7 @@ type Records interface {
 	Holdings(ctx context.Context, u entry.StorageUUID) (meta.Holdings, error)
 	Revision(ctx context.Context) (int64, error)
 	ConfirmDeleted(ctx context.Context, id entry.LedgerID, u entry.StorageUUID) error
+	RaiseRestoreGeneration(ctx context.Context) error
 }
 
 // GCConfig configures garbage collection. Zero values become the defaults.
@@ -96,6 +97,7 @@ type Collector struct {
 	seen        map[entry.LedgerID]Sighting
 	quarantined map[entry.LedgerID]bool
 	swept       entry.LedgerID // the last one that was read in turn
+	raised      bool           // the restore generation, by this process
 }
 
 // NewCollector makes a collector. fs and file are where the highest revision of etcd is kept; registerer may be nil.
@@ -165,7 +167,31 @@ func (c *Collector) Look(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("read etcd's revision: %w", err)
 	}
-	return c.seenRev.note(rev)
+	return c.note(ctx, rev)
+}
+
+// note takes a revision that etcd has just told. An etcd that was restored has forgotten which ledger ids it gave away, and
+// gives them again: bookies that have those ledgers refuse what is appended to them. So whoever sees that makes it give higher
+// ones. Each bookie does so each time it starts, which is harmless: there are 32,767 generations.
+func (c *Collector) note(ctx context.Context, rev int64) error {
+	err := c.seenRev.note(rev)
+	var back *wentBackError
+	if !errors.As(err, &back) || c.raised {
+		return err
+	}
+	cluster, failed := c.records.GetCluster(ctx)
+	switch {
+	case failed != nil:
+		return errors.Join(err, fmt.Errorf("read cluster: %w", failed))
+	case cluster.UUID != c.me.Cluster:
+		return errors.Join(err, fmt.Errorf("etcd holds cluster %s, this bookie's is %s", cluster.UUID, c.me.Cluster))
+	}
+	if failed := c.records.RaiseRestoreGeneration(ctx); failed != nil {
+		return errors.Join(err, failed)
+	}
+	c.raised = true
+	c.log.Warn("etcd was restored from an older copy: new ledgers get ids above all that it can have forgotten")
+	return err
 }
 
 // Pass looks once at every ledger that something may be due for. An error means that the pass ended early; what it
@@ -186,7 +212,7 @@ func (c *Collector) Pass(ctx context.Context) (p Pass, err error) {
 	if err != nil {
 		return p, fmt.Errorf("list ledgers placed here: %w", err)
 	}
-	if err := c.seenRev.note(placed.Revision); err != nil {
+	if err := c.note(ctx, placed.Revision); err != nil {
 		return p, err
 	}
 	if err := c.seenRev.save(); err != nil {

@@ -81,6 +81,13 @@ type shelf struct {
 	revision  int64
 	unmarked  bool // the index does not say what is being deleted
 	reads     int
+	raises    int
+	raiseErr  error
+}
+
+func (s *shelf) RaiseRestoreGeneration(context.Context) error {
+	s.raises++
+	return s.raiseErr
 }
 
 func (s *shelf) GetLedger(ctx context.Context, id entry.LedgerID) (meta.Ledger, error) {
@@ -350,6 +357,36 @@ func TestCollectorCapsAPass(t *testing.T) {
 		if p, err = c.Pass(t.Context()); err != nil || p.Deleted == 0 {
 			t.Fatalf("%+v %v", p, err)
 		}
+	}
+}
+
+// Whoever sees that etcd was restored has it give ledger ids above those it has forgotten, once, and not in another cluster's.
+func TestCollectorRaisesTheRestoreGeneration(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	fs := vfs.NewMem()
+	s.revision = 100
+	c := s.collector(fs)
+	if _, err := c.Pass(t.Context()); err != nil || s.raises != 0 {
+		t.Fatalf("%d times without need, %v", s.raises, err)
+	}
+	s.revision, s.cluster = 50, entry.UUID{77}
+	if err := c.Look(t.Context()); err == nil || s.raises != 0 {
+		t.Fatalf("%d times of another cluster, %v", s.raises, err)
+	}
+	s.cluster, s.raiseErr = me.Cluster, meta.ErrUnavailable
+	if err := c.Look(t.Context()); !errors.Is(err, meta.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	s.raiseErr = nil
+	for range 3 {
+		var back *wentBackError
+		if err := c.Look(t.Context()); !errors.As(err, &back) || s.raises != 2 {
+			t.Fatalf("%d times, %v", s.raises, err)
+		}
+	}
+	if err := s.collector(fs).Look(t.Context()); err == nil || s.raises != 3 {
+		t.Fatalf("%d times after a restart, %v", s.raises, err)
 	}
 }
 

@@ -69,7 +69,18 @@ func newRevisions(fs vfs.FS, file string) *revisions {
 	return &revisions{file: slotFile{fs: fs, name: file, size: revisionSize}}
 }
 
-// note takes a revision that etcd has just told. It returns an error if that is, or ever was, lower than one before.
+// wentBackError says that etcd told a revision lower than one before.
+type wentBackError struct {
+	seen seenRevision
+	file string
+}
+
+func (e *wentBackError) Error() string {
+	return fmt.Sprintf("etcd was restored from an older copy: it was at revision %d after %d; "+
+		"find out which ledgers it has forgotten, then stop this bookie, delete %s and start it", e.seen.back, e.seen.highest, e.file)
+}
+
+// note takes a revision that etcd has just told. It returns a *wentBackError if that is, or ever was, lower than one before.
 func (r *revisions) note(rev int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,8 +94,7 @@ func (r *revisions) note(rev int64) error {
 		}
 	}
 	if r.seen.back != 0 {
-		return fmt.Errorf("etcd was restored from an older copy: it was at revision %d after %d; "+
-			"find out which ledgers it has forgotten, then stop this bookie, delete %s and start it", r.seen.back, r.seen.highest, r.file.name)
+		return &wentBackError{seen: r.seen, file: r.file.name}
 	}
 	r.seen.highest = rev
 	return nil
