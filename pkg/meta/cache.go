@@ -27,11 +27,12 @@ type Kind uint8
 
 // The kinds of a cache.
 const (
-	KindBookies Kind = iota
+	KindBookies Kind = iota // and their marks
 	KindBrokers
 	KindOwners // owners and epochs of bundles
 	KindNamespaces
 	KindTopics
+	KindOperations
 	kinds
 )
 
@@ -72,6 +73,8 @@ type cacheState struct {
 	tenants    map[string]bool
 	namespaces map[string]Namespace
 	topics     map[string]Topic
+	marks      map[entry.StorageUUID]Mark
+	operations map[string]Operation
 }
 
 func newCacheState() cacheState {
@@ -83,6 +86,8 @@ func newCacheState() cacheState {
 		tenants:    make(map[string]bool),
 		namespaces: make(map[string]Namespace),
 		topics:     make(map[string]Topic),
+		marks:      make(map[entry.StorageUUID]Mark),
+		operations: make(map[string]Operation),
 	}
 }
 
@@ -163,21 +168,66 @@ func (c *Cache) Changed(k Kind) <-chan struct{} {
 	return c.changed[k]
 }
 
-// Bookies returns the live bookies by storage identity. The slice is the caller's.
+// Bookies returns the live bookies by storage identity. Those that are marked are draining. The slice is the caller's.
 func (c *Cache) Bookies() []BookieInfo {
 	c.mu.RLock()
-	all := slices.Collect(maps.Values(c.state.bookies))
+	all := make([]BookieInfo, 0, len(c.state.bookies))
+	for u := range c.state.bookies {
+		b, _ := c.state.bookie(u)
+		all = append(all, b)
+	}
 	c.mu.RUnlock()
 	slices.SortFunc(all, func(a, b BookieInfo) int { return slices.Compare(a.UUID[:], b.UUID[:]) })
 	return all
 }
 
-// Bookie returns the live bookie with that storage identity.
+// Bookie returns the live bookie with that storage identity. One that is marked is draining.
 func (c *Cache) Bookie(u entry.StorageUUID) (BookieInfo, bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	b, ok := c.state.bookies[u]
+	return c.state.bookie(u)
+}
+
+func (st *cacheState) bookie(u entry.StorageUUID) (BookieInfo, bool) {
+	b, ok := st.bookies[u]
+	if _, marked := st.marks[u]; marked {
+		b.Draining = true
+	}
 	return b, ok
+}
+
+// Mark returns the mark of a storage identity, whether its bookie lives or not.
+func (c *Cache) Mark(u entry.StorageUUID) (Mark, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	m, ok := c.state.marks[u]
+	return m, ok
+}
+
+// Marks returns all marks by storage identity. The slice is the caller's.
+func (c *Cache) Marks() []Mark {
+	c.mu.RLock()
+	all := slices.Collect(maps.Values(c.state.marks))
+	c.mu.RUnlock()
+	slices.SortFunc(all, func(a, b Mark) int { return slices.Compare(a.UUID[:], b.UUID[:]) })
+	return all
+}
+
+// Operation returns an operation by its id. Its blocks are shared: read only.
+func (c *Cache) Operation(id string) (Operation, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	o, ok := c.state.operations[id]
+	return o, ok
+}
+
+// Operations returns all operations, oldest first. Their blocks are shared: read only.
+func (c *Cache) Operations() []Operation {
+	c.mu.RLock()
+	all := slices.Collect(maps.Values(c.state.operations))
+	c.mu.RUnlock()
+	sortOperations(all)
+	return all
 }
 
 // Brokers returns the live brokers by id. The slice is the caller's.
@@ -436,6 +486,20 @@ func (st *cacheState) apply(rest string, kv *mvccpb.KeyValue, deleted bool) (Kin
 	case "topics":
 		return KindTopics, update(st.topics, name, deleted, func() (Topic, error) {
 			return decodeTopic(key, name, kv.Value, kv.ModRevision)
+		})
+	case "marks":
+		u, err := entry.ParseUUID(name)
+		if err != nil {
+			return KindBookies, &CorruptRecordError{Key: key, Err: err}
+		}
+		return KindBookies, update(st.marks, u, deleted, func() (Mark, error) {
+			m, _, err := decodeMark(kv)
+			return m, err
+		})
+	case "operations":
+		return KindOperations, update(st.operations, name, deleted, func() (Operation, error) {
+			o, _, err := decodeOperation(kv)
+			return o, err
 		})
 	}
 	return kinds, nil // of a newer version

@@ -30,5 +30,6 @@
 //	bybookie/<storage uuid, 32 hex digits>/<id>       reverse index, holders and intents; "d" when it is being deleted
 //	chains/<chain id>, chain-pages/<chain id>/<page>
 //	cookies/<bookie id>, retired/<storage uuid>, elections/<name>
-//	view/…  what the cache watches: bookies, brokers, owners, epochs, tenants, namespaces, topics
+//	view/…  what the cache watches: bookies, brokers, owners, epochs, tenants, namespaces, topics,
+//	        marks/<storage uuid>, operations/<id>
 package meta

@@ -20,7 +20,7 @@ func (s *Store) DecodeAny(kind uint8, value []byte) error {
 		_, err := st.apply(rest, kv, false)
 		return err
 	}
-	switch kind % 13 {
+	switch kind % 15 {
 	case 0:
 		l, err := decodeLedger(s.ledgerKey(1), 1, value, 7)
 		if err != nil {
@@ -70,6 +70,20 @@ func (s *Store) DecodeAny(kind uint8, value []byte) error {
 		return apply("brokers/b1")
 	case 11:
 		return apply("bookies/" + hexUUID(entry.UUID{1}))
+	case 13:
+		if err := apply("marks/" + hexUUID(entry.UUID{1})); err != nil {
+			return err
+		}
+		if _, err := encodeMark(st.marks[entry.UUID{1}], 1); err != nil {
+			panic(err)
+		}
+	case 14:
+		if err := apply("operations/op-1"); err != nil {
+			return err
+		}
+		if _, err := encodeOperation(st.operations["op-1"], 1); err != nil {
+			panic(err)
+		}
 	case 12:
 		return apply(string(value)) // whatever the key
 	}

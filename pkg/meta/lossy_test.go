@@ -116,7 +116,30 @@ func TestB19ReplyLost(t *testing.T) {
 	step("cookie", func() error { return s.CreateCookie(ctx, meta.Cookie{ID: "k1", UUID: storage(9)}) })
 	step("start", func() error { return s.CountStart(ctx, "k1", storage(9), 1) })
 	step("register", func() error { return s.RegisterBookie(ctx, meta.BookieInfo{ID: "k1", UUID: storage(9)}, f.lease, 0) })
-	step("retire", func() error { return s.RetireStorage(ctx, "k1", storage(9)) })
+	step("mark", func() error { _, err := s.MarkMaintenance(ctx, "k1", noon); return err })
+	step("lift", func() error { return s.LiftMaintenance(ctx, "k1") })
+	var op meta.Operation
+	step("start operation", func() (err error) {
+		op, err = s.StartOperation(ctx, meta.Operation{Kind: meta.OperationDecommission, Bookie: "k1", Created: noon})
+		return err
+	})
+	step("update operation", func() (err error) {
+		op.State = meta.OperationDraining
+		op, err = s.UpdateOperation(ctx, op)
+		return err
+	})
+	step("cancel operation", func() error { op.State = meta.OperationCancelled; _, err := s.EndOperation(ctx, op); return err })
+	step("start another", func() (err error) {
+		op, err = s.StartOperation(ctx, meta.Operation{Kind: meta.OperationDecommission, Bookie: "k1", Created: noon})
+		return err
+	})
+	step("finish operation", func() (err error) { op, err = s.FinishOperation(ctx, op); return err })
+	step("forget operation", func() error { return s.ForgetOperation(ctx, op) })
+	if all, err := f.ListOperations(ctx); err != nil || len(all) != 1 || all[0].State != meta.OperationCancelled {
+		t.Fatalf("operations %+v, %v", all, err)
+	}
+	step("cookie of another disk", func() error { return s.CreateCookie(ctx, meta.Cookie{ID: "k1", UUID: storage(8)}) })
+	step("retire", func() error { return s.RetireStorage(ctx, "k1", storage(8)) })
 	var owner meta.Owner
 	step("take", func() (err error) {
 		owner, err = s.TakeBundle(ctx, "acme/eu/0", broker("b1"), f.lease, meta.ExpectNone())

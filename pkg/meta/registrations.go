@@ -327,7 +327,7 @@ func (s *Store) decodeRetired(kv *mvccpb.KeyValue) (Cookie, error) {
 
 // RetireStorage declares that the identity of bookie id is gone for good, in one transaction that proves that
 // no ledger and no intent names it; it returns [ErrNotEmpty] while one does. The id is free for a new disk
-// then. Repeating it is no error.
+// then; the identity's registration and mark are gone. Repeating it is no error.
 func (s *Store) RetireStorage(ctx context.Context, id string, u entry.StorageUUID) error {
 	const op = "retire storage"
 	fail := func(err error) error { return fmt.Errorf("%s %s of bookie %s: %w", op, u, id, err) }
@@ -353,12 +353,7 @@ func (s *Store) RetireStorage(ctx context.Context, id string, u entry.StorageUUI
 		return fail(fmt.Errorf("%w: its cookie names %s", ErrConflict, cookie.UUID))
 	}
 	var t txn
-	t.compareRev(s.cookieKey(id), rev)
-	t.compareEmpty(s.holderPrefix(u))
-	t.compareUnretired(s, u)
-	t.put(s.retiredKey(u), value)
-	t.del(s.cookieKey(id))
-	t.del(s.bookieKey(u))
+	s.retire(&t, id, u, rev, value)
 	resp, err := s.commitTxn(ctx, op, &t)
 	if err != nil {
 		return err
@@ -371,4 +366,15 @@ func (s *Store) RetireStorage(ctx context.Context, id string, u entry.StorageUUI
 		return fail(fmt.Errorf("cookie: %w", ErrConflict))
 	}
 	return fail(fmt.Errorf("ledgers name it: %w", ErrNotEmpty))
+}
+
+// retire adds to t what [Store.RetireStorage] compares and does; the cookie was seen at revision cookie.
+func (s *Store) retire(t *txn, id string, u entry.StorageUUID, cookie int64, value string) {
+	t.compareRev(s.cookieKey(id), cookie)
+	t.compareEmpty(s.holderPrefix(u))
+	t.compareUnretired(s, u)
+	t.put(s.retiredKey(u), value)
+	t.del(s.cookieKey(id))
+	t.del(s.bookieKey(u))
+	t.del(s.markKey(u))
 }

@@ -50,7 +50,7 @@ type BookieInfo struct {
 	ID         string
 	UUID       entry.StorageUUID
 	State      BookieState
-	Draining   bool
+	Draining   bool   // nothing new is to be placed on it; from a cache: or it is marked
 	Data       string // address of the data path, host:port
 	GRPC       string // address of control calls, host:port
 	HTTP       string

@@ -134,6 +134,185 @@ func (BookieState) EnumDescriptor() ([]byte, []int) {
 	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{1}
 }
 
+// MarkKind says what a storage identity is marked for.
+type MarkKind int32
+
+const (
+	// Not a mark.
+	MarkKind_MARK_KIND_UNSPECIFIED MarkKind = 0
+	// No new placements for a while; its copies stay.
+	MarkKind_MARK_KIND_MAINTENANCE MarkKind = 1
+	// No new placements; every copy moves elsewhere, and the identity is retired then.
+	MarkKind_MARK_KIND_EMPTYING MarkKind = 2
+	// As emptying, of a disk that never comes back: its copies are made anew from others.
+	MarkKind_MARK_KIND_DEAD MarkKind = 3
+)
+
+// Enum value maps for MarkKind.
+var (
+	MarkKind_name = map[int32]string{
+		0: "MARK_KIND_UNSPECIFIED",
+		1: "MARK_KIND_MAINTENANCE",
+		2: "MARK_KIND_EMPTYING",
+		3: "MARK_KIND_DEAD",
+	}
+	MarkKind_value = map[string]int32{
+		"MARK_KIND_UNSPECIFIED": 0,
+		"MARK_KIND_MAINTENANCE": 1,
+		"MARK_KIND_EMPTYING":    2,
+		"MARK_KIND_DEAD":        3,
+	}
+)
+
+func (x MarkKind) Enum() *MarkKind {
+	p := new(MarkKind)
+	*p = x
+	return p
+}
+
+func (x MarkKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (MarkKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstock_meta_v1_meta_proto_enumTypes[2].Descriptor()
+}
+
+func (MarkKind) Type() protoreflect.EnumType {
+	return &file_penstock_meta_v1_meta_proto_enumTypes[2]
+}
+
+func (x MarkKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use MarkKind.Descriptor instead.
+func (MarkKind) EnumDescriptor() ([]byte, []int) {
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{2}
+}
+
+// OperationKind says what an operation does.
+type OperationKind int32
+
+const (
+	// Not an operation.
+	OperationKind_OPERATION_KIND_UNSPECIFIED OperationKind = 0
+	// Empties a live bookie, and retires its storage identity.
+	OperationKind_OPERATION_KIND_DECOMMISSION OperationKind = 1
+	// Makes the copies of a dead bookie anew, and retires its storage identity.
+	OperationKind_OPERATION_KIND_RECOVER OperationKind = 2
+)
+
+// Enum value maps for OperationKind.
+var (
+	OperationKind_name = map[int32]string{
+		0: "OPERATION_KIND_UNSPECIFIED",
+		1: "OPERATION_KIND_DECOMMISSION",
+		2: "OPERATION_KIND_RECOVER",
+	}
+	OperationKind_value = map[string]int32{
+		"OPERATION_KIND_UNSPECIFIED":  0,
+		"OPERATION_KIND_DECOMMISSION": 1,
+		"OPERATION_KIND_RECOVER":      2,
+	}
+)
+
+func (x OperationKind) Enum() *OperationKind {
+	p := new(OperationKind)
+	*p = x
+	return p
+}
+
+func (x OperationKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OperationKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstock_meta_v1_meta_proto_enumTypes[3].Descriptor()
+}
+
+func (OperationKind) Type() protoreflect.EnumType {
+	return &file_penstock_meta_v1_meta_proto_enumTypes[3]
+}
+
+func (x OperationKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OperationKind.Descriptor instead.
+func (OperationKind) EnumDescriptor() ([]byte, []int) {
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{3}
+}
+
+// OperationState says how far an operation has come.
+type OperationState int32
+
+const (
+	// Nobody has taken it up.
+	OperationState_OPERATION_STATE_PLANNED_UNSPECIFIED OperationState = 0
+	// Owners change the ensembles of open ledgers that name the identity.
+	OperationState_OPERATION_STATE_DRAINING OperationState = 1
+	// Copies are made elsewhere.
+	OperationState_OPERATION_STATE_COPYING OperationState = 2
+	// Nothing names the identity any more; that is proved, and the identity retired.
+	OperationState_OPERATION_STATE_PROVING OperationState = 3
+	// The identity is retired.
+	OperationState_OPERATION_STATE_DONE OperationState = 4
+	// Given up by a person; the mark is lifted.
+	OperationState_OPERATION_STATE_CANCELLED OperationState = 5
+	// It cannot go on.
+	OperationState_OPERATION_STATE_FAILED OperationState = 6
+)
+
+// Enum value maps for OperationState.
+var (
+	OperationState_name = map[int32]string{
+		0: "OPERATION_STATE_PLANNED_UNSPECIFIED",
+		1: "OPERATION_STATE_DRAINING",
+		2: "OPERATION_STATE_COPYING",
+		3: "OPERATION_STATE_PROVING",
+		4: "OPERATION_STATE_DONE",
+		5: "OPERATION_STATE_CANCELLED",
+		6: "OPERATION_STATE_FAILED",
+	}
+	OperationState_value = map[string]int32{
+		"OPERATION_STATE_PLANNED_UNSPECIFIED": 0,
+		"OPERATION_STATE_DRAINING":            1,
+		"OPERATION_STATE_COPYING":             2,
+		"OPERATION_STATE_PROVING":             3,
+		"OPERATION_STATE_DONE":                4,
+		"OPERATION_STATE_CANCELLED":           5,
+		"OPERATION_STATE_FAILED":              6,
+	}
+)
+
+func (x OperationState) Enum() *OperationState {
+	p := new(OperationState)
+	*p = x
+	return p
+}
+
+func (x OperationState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OperationState) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstock_meta_v1_meta_proto_enumTypes[4].Descriptor()
+}
+
+func (OperationState) Type() protoreflect.EnumType {
+	return &file_penstock_meta_v1_meta_proto_enumTypes[4]
+}
+
+func (x OperationState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OperationState.Descriptor instead.
+func (OperationState) EnumDescriptor() ([]byte, []int) {
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{4}
+}
+
 // BacklogAction says what happens when a subscription's backlog exceeds its quota.
 type BacklogAction int32
 
@@ -171,11 +350,11 @@ func (x BacklogAction) String() string {
 }
 
 func (BacklogAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstock_meta_v1_meta_proto_enumTypes[2].Descriptor()
+	return file_penstock_meta_v1_meta_proto_enumTypes[5].Descriptor()
 }
 
 func (BacklogAction) Type() protoreflect.EnumType {
-	return &file_penstock_meta_v1_meta_proto_enumTypes[2]
+	return &file_penstock_meta_v1_meta_proto_enumTypes[5]
 }
 
 func (x BacklogAction) Number() protoreflect.EnumNumber {
@@ -184,7 +363,7 @@ func (x BacklogAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BacklogAction.Descriptor instead.
 func (BacklogAction) EnumDescriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{2}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{5}
 }
 
 // Cluster is the cluster's own record, written once at bootstrap.
@@ -1496,6 +1675,396 @@ func (x *Retired) GetRetiredMs() int64 {
 	return 0
 }
 
+// Mark says that no more is to be placed on a storage identity. It outlives the bookie's registration.
+type Mark struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What for.
+	Kind MarkKind `protobuf:"varint,1,opt,name=kind,proto3,enum=penstock.meta.v1.MarkKind" json:"kind,omitempty"`
+	// Bookie id.
+	Bookie string `protobuf:"bytes,2,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Operation that made it; empty for maintenance.
+	Operation string `protobuf:"bytes,3,opt,name=operation,proto3" json:"operation,omitempty"`
+	// Since when, Unix milliseconds.
+	SinceMs int64 `protobuf:"varint,4,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"`
+	// Identity of the transaction that wrote this record.
+	LastOp        uint64 `protobuf:"fixed64,5,opt,name=last_op,json=lastOp,proto3" json:"last_op,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mark) Reset() {
+	*x = Mark{}
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mark) ProtoMessage() {}
+
+func (x *Mark) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mark.ProtoReflect.Descriptor instead.
+func (*Mark) Descriptor() ([]byte, []int) {
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Mark) GetKind() MarkKind {
+	if x != nil {
+		return x.Kind
+	}
+	return MarkKind_MARK_KIND_UNSPECIFIED
+}
+
+func (x *Mark) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *Mark) GetOperation() string {
+	if x != nil {
+		return x.Operation
+	}
+	return ""
+}
+
+func (x *Mark) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+func (x *Mark) GetLastOp() uint64 {
+	if x != nil {
+		return x.LastOp
+	}
+	return 0
+}
+
+// OperationBlock says why one ledger does not go on.
+type OperationBlock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Ledger uint64 `protobuf:"varint,1,opt,name=ledger,proto3" json:"ledger,omitempty"`
+	// What the ledger is part of: a topic's name, or a chain's.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Why, and what would help.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationBlock) Reset() {
+	*x = OperationBlock{}
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationBlock) ProtoMessage() {}
+
+func (x *OperationBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationBlock.ProtoReflect.Descriptor instead.
+func (*OperationBlock) Descriptor() ([]byte, []int) {
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *OperationBlock) GetLedger() uint64 {
+	if x != nil {
+		return x.Ledger
+	}
+	return 0
+}
+
+func (x *OperationBlock) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *OperationBlock) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Operation is long work that outlives the tool that began it.
+type Operation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it does.
+	Kind OperationKind `protobuf:"varint,1,opt,name=kind,proto3,enum=penstock.meta.v1.OperationKind" json:"kind,omitempty"`
+	// How far it is.
+	State OperationState `protobuf:"varint,2,opt,name=state,proto3,enum=penstock.meta.v1.OperationState" json:"state,omitempty"`
+	// Bookie id.
+	Bookie string `protobuf:"bytes,3,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Storage UUID of the bookie's disk, 16 bytes.
+	Storage []byte `protobuf:"bytes,4,opt,name=storage,proto3" json:"storage,omitempty"`
+	// Most bytes a second that may be copied for it, over all workers; 0 for no bound of its own.
+	Rate uint64 `protobuf:"varint,5,opt,name=rate,proto3" json:"rate,omitempty"`
+	// Copying waits while the 99th percentile of publishing is above this, in microseconds; 0 for never.
+	PauseAboveP99Us uint64 `protobuf:"varint,6,opt,name=pause_above_p99_us,json=pauseAboveP99Us,proto3" json:"pause_above_p99_us,omitempty"`
+	// Whether copies may go where the ledger's minimum of zones is not kept.
+	RelaxZones bool `protobuf:"varint,7,opt,name=relax_zones,json=relaxZones,proto3" json:"relax_zones,omitempty"`
+	// Whether a person paused it.
+	Paused bool `protobuf:"varint,8,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Why copying waits just now, though nobody paused it; empty when it does not.
+	Held string `protobuf:"bytes,9,opt,name=held,proto3" json:"held,omitempty"`
+	// Ledgers that named the identity when it began.
+	Ledgers uint64 `protobuf:"varint,10,opt,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// Bytes of them on that disk, estimated.
+	Bytes uint64 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Ledgers that name the identity still.
+	LedgersLeft uint64 `protobuf:"varint,12,opt,name=ledgers_left,json=ledgersLeft,proto3" json:"ledgers_left,omitempty"`
+	// Bytes of them on that disk, estimated.
+	BytesLeft uint64 `protobuf:"varint,13,opt,name=bytes_left,json=bytesLeft,proto3" json:"bytes_left,omitempty"`
+	// Ledgers among them that are open, and name it in their last fragment.
+	OpenLeft uint64 `protobuf:"varint,14,opt,name=open_left,json=openLeft,proto3" json:"open_left,omitempty"`
+	// Bytes copied a second of late.
+	Speed uint64 `protobuf:"varint,15,opt,name=speed,proto3" json:"speed,omitempty"`
+	// How many ledgers are blocked.
+	Blocked uint64 `protobuf:"varint,16,opt,name=blocked,proto3" json:"blocked,omitempty"`
+	// The first of them, and why.
+	Blocks []*OperationBlock `protobuf:"bytes,17,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Broker that runs it.
+	Runner string `protobuf:"bytes,18,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Why it failed.
+	Error string `protobuf:"bytes,19,opt,name=error,proto3" json:"error,omitempty"`
+	// When it was created, Unix milliseconds.
+	CreatedMs int64 `protobuf:"varint,20,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// When its progress was written last, Unix milliseconds.
+	UpdatedMs int64 `protobuf:"varint,21,opt,name=updated_ms,json=updatedMs,proto3" json:"updated_ms,omitempty"`
+	// When it ended, Unix milliseconds; 0 while it has not.
+	EndedMs int64 `protobuf:"varint,22,opt,name=ended_ms,json=endedMs,proto3" json:"ended_ms,omitempty"`
+	// Identity of the transaction that wrote this record.
+	LastOp        uint64 `protobuf:"fixed64,23,opt,name=last_op,json=lastOp,proto3" json:"last_op,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *Operation) GetKind() OperationKind {
+	if x != nil {
+		return x.Kind
+	}
+	return OperationKind_OPERATION_KIND_UNSPECIFIED
+}
+
+func (x *Operation) GetState() OperationState {
+	if x != nil {
+		return x.State
+	}
+	return OperationState_OPERATION_STATE_PLANNED_UNSPECIFIED
+}
+
+func (x *Operation) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *Operation) GetStorage() []byte {
+	if x != nil {
+		return x.Storage
+	}
+	return nil
+}
+
+func (x *Operation) GetRate() uint64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *Operation) GetPauseAboveP99Us() uint64 {
+	if x != nil {
+		return x.PauseAboveP99Us
+	}
+	return 0
+}
+
+func (x *Operation) GetRelaxZones() bool {
+	if x != nil {
+		return x.RelaxZones
+	}
+	return false
+}
+
+func (x *Operation) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *Operation) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
+}
+
+func (x *Operation) GetLedgers() uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return 0
+}
+
+func (x *Operation) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Operation) GetLedgersLeft() uint64 {
+	if x != nil {
+		return x.LedgersLeft
+	}
+	return 0
+}
+
+func (x *Operation) GetBytesLeft() uint64 {
+	if x != nil {
+		return x.BytesLeft
+	}
+	return 0
+}
+
+func (x *Operation) GetOpenLeft() uint64 {
+	if x != nil {
+		return x.OpenLeft
+	}
+	return 0
+}
+
+func (x *Operation) GetSpeed() uint64 {
+	if x != nil {
+		return x.Speed
+	}
+	return 0
+}
+
+func (x *Operation) GetBlocked() uint64 {
+	if x != nil {
+		return x.Blocked
+	}
+	return 0
+}
+
+func (x *Operation) GetBlocks() []*OperationBlock {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *Operation) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Operation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Operation) GetCreatedMs() int64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *Operation) GetUpdatedMs() int64 {
+	if x != nil {
+		return x.UpdatedMs
+	}
+	return 0
+}
+
+func (x *Operation) GetEndedMs() int64 {
+	if x != nil {
+		return x.EndedMs
+	}
+	return 0
+}
+
+func (x *Operation) GetLastOp() uint64 {
+	if x != nil {
+		return x.LastOp
+	}
+	return 0
+}
+
 // Tenant is a tenant's record.
 type Tenant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1509,7 +2078,7 @@ type Tenant struct {
 
 func (x *Tenant) Reset() {
 	*x = Tenant{}
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[16]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +2090,7 @@ func (x *Tenant) String() string {
 func (*Tenant) ProtoMessage() {}
 
 func (x *Tenant) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[16]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +2103,7 @@ func (x *Tenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Tenant.ProtoReflect.Descriptor instead.
 func (*Tenant) Descriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{16}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Tenant) GetCreatedMs() int64 {
@@ -1564,7 +2133,7 @@ type BundleRange struct {
 
 func (x *BundleRange) Reset() {
 	*x = BundleRange{}
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[17]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +2145,7 @@ func (x *BundleRange) String() string {
 func (*BundleRange) ProtoMessage() {}
 
 func (x *BundleRange) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[17]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +2158,7 @@ func (x *BundleRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRange.ProtoReflect.Descriptor instead.
 func (*BundleRange) Descriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{17}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *BundleRange) GetNumber() uint32 {
@@ -1617,7 +2186,7 @@ type BundleNumbers struct {
 
 func (x *BundleNumbers) Reset() {
 	*x = BundleNumbers{}
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[18]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +2198,7 @@ func (x *BundleNumbers) String() string {
 func (*BundleNumbers) ProtoMessage() {}
 
 func (x *BundleNumbers) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[18]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +2211,7 @@ func (x *BundleNumbers) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleNumbers.ProtoReflect.Descriptor instead.
 func (*BundleNumbers) Descriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{18}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BundleNumbers) GetNext() uint32 {
@@ -1671,7 +2240,7 @@ type Namespace struct {
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[19]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +2252,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[19]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +2265,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{19}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Namespace) GetPolicies() *Policies {
@@ -1767,7 +2336,7 @@ type Policies struct {
 
 func (x *Policies) Reset() {
 	*x = Policies{}
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[20]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +2348,7 @@ func (x *Policies) String() string {
 func (*Policies) ProtoMessage() {}
 
 func (x *Policies) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[20]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +2361,7 @@ func (x *Policies) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policies.ProtoReflect.Descriptor instead.
 func (*Policies) Descriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{20}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Policies) GetEnsemble() uint32 {
@@ -1894,7 +2463,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[21]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2475,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_penstock_meta_v1_meta_proto_msgTypes[21]
+	mi := &file_penstock_meta_v1_meta_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2488,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{21}
+	return file_penstock_meta_v1_meta_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Topic) GetUuid() []byte {
@@ -2056,7 +2625,46 @@ const file_penstock_meta_v1_meta_proto_rawDesc = "" +
 	"\aRetired\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
-	"retired_ms\x18\x02 \x01(\x03R\tretiredMs\"@\n" +
+	"retired_ms\x18\x02 \x01(\x03R\tretiredMs\"\xa0\x01\n" +
+	"\x04Mark\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.penstock.meta.v1.MarkKindR\x04kind\x12\x16\n" +
+	"\x06bookie\x18\x02 \x01(\tR\x06bookie\x12\x1c\n" +
+	"\toperation\x18\x03 \x01(\tR\toperation\x12\x19\n" +
+	"\bsince_ms\x18\x04 \x01(\x03R\asinceMs\x12\x17\n" +
+	"\alast_op\x18\x05 \x01(\x06R\x06lastOp\"V\n" +
+	"\x0eOperationBlock\x12\x16\n" +
+	"\x06ledger\x18\x01 \x01(\x04R\x06ledger\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xd1\x05\n" +
+	"\tOperation\x123\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1f.penstock.meta.v1.OperationKindR\x04kind\x126\n" +
+	"\x05state\x18\x02 \x01(\x0e2 .penstock.meta.v1.OperationStateR\x05state\x12\x16\n" +
+	"\x06bookie\x18\x03 \x01(\tR\x06bookie\x12\x18\n" +
+	"\astorage\x18\x04 \x01(\fR\astorage\x12\x12\n" +
+	"\x04rate\x18\x05 \x01(\x04R\x04rate\x12+\n" +
+	"\x12pause_above_p99_us\x18\x06 \x01(\x04R\x0fpauseAboveP99Us\x12\x1f\n" +
+	"\vrelax_zones\x18\a \x01(\bR\n" +
+	"relaxZones\x12\x16\n" +
+	"\x06paused\x18\b \x01(\bR\x06paused\x12\x12\n" +
+	"\x04held\x18\t \x01(\tR\x04held\x12\x18\n" +
+	"\aledgers\x18\n" +
+	" \x01(\x04R\aledgers\x12\x14\n" +
+	"\x05bytes\x18\v \x01(\x04R\x05bytes\x12!\n" +
+	"\fledgers_left\x18\f \x01(\x04R\vledgersLeft\x12\x1d\n" +
+	"\n" +
+	"bytes_left\x18\r \x01(\x04R\tbytesLeft\x12\x1b\n" +
+	"\topen_left\x18\x0e \x01(\x04R\bopenLeft\x12\x14\n" +
+	"\x05speed\x18\x0f \x01(\x04R\x05speed\x12\x18\n" +
+	"\ablocked\x18\x10 \x01(\x04R\ablocked\x128\n" +
+	"\x06blocks\x18\x11 \x03(\v2 .penstock.meta.v1.OperationBlockR\x06blocks\x12\x16\n" +
+	"\x06runner\x18\x12 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05error\x18\x13 \x01(\tR\x05error\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x14 \x01(\x03R\tcreatedMs\x12\x1d\n" +
+	"\n" +
+	"updated_ms\x18\x15 \x01(\x03R\tupdatedMs\x12\x19\n" +
+	"\bended_ms\x18\x16 \x01(\x03R\aendedMs\x12\x17\n" +
+	"\alast_op\x18\x17 \x01(\x06R\x06lastOp\"@\n" +
 	"\x06Tenant\x12\x1d\n" +
 	"\n" +
 	"created_ms\x18\x01 \x01(\x03R\tcreatedMs\x12\x17\n" +
@@ -2115,7 +2723,24 @@ const file_penstock_meta_v1_meta_proto_rawDesc = "" +
 	"\vBookieState\x12%\n" +
 	"!BOOKIE_STATE_WRITABLE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16BOOKIE_STATE_READ_ONLY\x10\x01\x12\x15\n" +
-	"\x11BOOKIE_STATE_FULL\x10\x02*d\n" +
+	"\x11BOOKIE_STATE_FULL\x10\x02*l\n" +
+	"\bMarkKind\x12\x19\n" +
+	"\x15MARK_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15MARK_KIND_MAINTENANCE\x10\x01\x12\x16\n" +
+	"\x12MARK_KIND_EMPTYING\x10\x02\x12\x12\n" +
+	"\x0eMARK_KIND_DEAD\x10\x03*l\n" +
+	"\rOperationKind\x12\x1e\n" +
+	"\x1aOPERATION_KIND_UNSPECIFIED\x10\x00\x12\x1f\n" +
+	"\x1bOPERATION_KIND_DECOMMISSION\x10\x01\x12\x1a\n" +
+	"\x16OPERATION_KIND_RECOVER\x10\x02*\xe6\x01\n" +
+	"\x0eOperationState\x12'\n" +
+	"#OPERATION_STATE_PLANNED_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18OPERATION_STATE_DRAINING\x10\x01\x12\x1b\n" +
+	"\x17OPERATION_STATE_COPYING\x10\x02\x12\x1b\n" +
+	"\x17OPERATION_STATE_PROVING\x10\x03\x12\x18\n" +
+	"\x14OPERATION_STATE_DONE\x10\x04\x12\x1d\n" +
+	"\x19OPERATION_STATE_CANCELLED\x10\x05\x12\x1a\n" +
+	"\x16OPERATION_STATE_FAILED\x10\x06*d\n" +
 	"\rBacklogAction\x12\x1e\n" +
 	"\x1aBACKLOG_ACTION_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15BACKLOG_ACTION_REFUSE\x10\x01\x12\x18\n" +
@@ -2133,52 +2758,62 @@ func file_penstock_meta_v1_meta_proto_rawDescGZIP() []byte {
 	return file_penstock_meta_v1_meta_proto_rawDescData
 }
 
-var file_penstock_meta_v1_meta_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_penstock_meta_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_penstock_meta_v1_meta_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_penstock_meta_v1_meta_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_penstock_meta_v1_meta_proto_goTypes = []any{
-	(LedgerState)(0),      // 0: penstock.meta.v1.LedgerState
-	(BookieState)(0),      // 1: penstock.meta.v1.BookieState
-	(BacklogAction)(0),    // 2: penstock.meta.v1.BacklogAction
-	(*Cluster)(nil),       // 3: penstock.meta.v1.Cluster
-	(*LedgerIds)(nil),     // 4: penstock.meta.v1.LedgerIds
-	(*Slot)(nil),          // 5: penstock.meta.v1.Slot
-	(*Fragment)(nil),      // 6: penstock.meta.v1.Fragment
-	(*Intent)(nil),        // 7: penstock.meta.v1.Intent
-	(*DataChain)(nil),     // 8: penstock.meta.v1.DataChain
-	(*Ledger)(nil),        // 9: penstock.meta.v1.Ledger
-	(*Run)(nil),           // 10: penstock.meta.v1.Run
-	(*Chain)(nil),         // 11: penstock.meta.v1.Chain
-	(*ChainPage)(nil),     // 12: penstock.meta.v1.ChainPage
-	(*Epoch)(nil),         // 13: penstock.meta.v1.Epoch
-	(*Owner)(nil),         // 14: penstock.meta.v1.Owner
-	(*Broker)(nil),        // 15: penstock.meta.v1.Broker
-	(*Bookie)(nil),        // 16: penstock.meta.v1.Bookie
-	(*Cookie)(nil),        // 17: penstock.meta.v1.Cookie
-	(*Retired)(nil),       // 18: penstock.meta.v1.Retired
-	(*Tenant)(nil),        // 19: penstock.meta.v1.Tenant
-	(*BundleRange)(nil),   // 20: penstock.meta.v1.BundleRange
-	(*BundleNumbers)(nil), // 21: penstock.meta.v1.BundleNumbers
-	(*Namespace)(nil),     // 22: penstock.meta.v1.Namespace
-	(*Policies)(nil),      // 23: penstock.meta.v1.Policies
-	(*Topic)(nil),         // 24: penstock.meta.v1.Topic
+	(LedgerState)(0),       // 0: penstock.meta.v1.LedgerState
+	(BookieState)(0),       // 1: penstock.meta.v1.BookieState
+	(MarkKind)(0),          // 2: penstock.meta.v1.MarkKind
+	(OperationKind)(0),     // 3: penstock.meta.v1.OperationKind
+	(OperationState)(0),    // 4: penstock.meta.v1.OperationState
+	(BacklogAction)(0),     // 5: penstock.meta.v1.BacklogAction
+	(*Cluster)(nil),        // 6: penstock.meta.v1.Cluster
+	(*LedgerIds)(nil),      // 7: penstock.meta.v1.LedgerIds
+	(*Slot)(nil),           // 8: penstock.meta.v1.Slot
+	(*Fragment)(nil),       // 9: penstock.meta.v1.Fragment
+	(*Intent)(nil),         // 10: penstock.meta.v1.Intent
+	(*DataChain)(nil),      // 11: penstock.meta.v1.DataChain
+	(*Ledger)(nil),         // 12: penstock.meta.v1.Ledger
+	(*Run)(nil),            // 13: penstock.meta.v1.Run
+	(*Chain)(nil),          // 14: penstock.meta.v1.Chain
+	(*ChainPage)(nil),      // 15: penstock.meta.v1.ChainPage
+	(*Epoch)(nil),          // 16: penstock.meta.v1.Epoch
+	(*Owner)(nil),          // 17: penstock.meta.v1.Owner
+	(*Broker)(nil),         // 18: penstock.meta.v1.Broker
+	(*Bookie)(nil),         // 19: penstock.meta.v1.Bookie
+	(*Cookie)(nil),         // 20: penstock.meta.v1.Cookie
+	(*Retired)(nil),        // 21: penstock.meta.v1.Retired
+	(*Mark)(nil),           // 22: penstock.meta.v1.Mark
+	(*OperationBlock)(nil), // 23: penstock.meta.v1.OperationBlock
+	(*Operation)(nil),      // 24: penstock.meta.v1.Operation
+	(*Tenant)(nil),         // 25: penstock.meta.v1.Tenant
+	(*BundleRange)(nil),    // 26: penstock.meta.v1.BundleRange
+	(*BundleNumbers)(nil),  // 27: penstock.meta.v1.BundleNumbers
+	(*Namespace)(nil),      // 28: penstock.meta.v1.Namespace
+	(*Policies)(nil),       // 29: penstock.meta.v1.Policies
+	(*Topic)(nil),          // 30: penstock.meta.v1.Topic
 }
 var file_penstock_meta_v1_meta_proto_depIdxs = []int32{
-	5,  // 0: penstock.meta.v1.Fragment.slots:type_name -> penstock.meta.v1.Slot
+	8,  // 0: penstock.meta.v1.Fragment.slots:type_name -> penstock.meta.v1.Slot
 	0,  // 1: penstock.meta.v1.Ledger.state:type_name -> penstock.meta.v1.LedgerState
-	6,  // 2: penstock.meta.v1.Ledger.fragments:type_name -> penstock.meta.v1.Fragment
-	8,  // 3: penstock.meta.v1.Ledger.data:type_name -> penstock.meta.v1.DataChain
-	7,  // 4: penstock.meta.v1.Ledger.pending:type_name -> penstock.meta.v1.Intent
-	10, // 5: penstock.meta.v1.Chain.runs:type_name -> penstock.meta.v1.Run
-	10, // 6: penstock.meta.v1.ChainPage.runs:type_name -> penstock.meta.v1.Run
+	9,  // 2: penstock.meta.v1.Ledger.fragments:type_name -> penstock.meta.v1.Fragment
+	11, // 3: penstock.meta.v1.Ledger.data:type_name -> penstock.meta.v1.DataChain
+	10, // 4: penstock.meta.v1.Ledger.pending:type_name -> penstock.meta.v1.Intent
+	13, // 5: penstock.meta.v1.Chain.runs:type_name -> penstock.meta.v1.Run
+	13, // 6: penstock.meta.v1.ChainPage.runs:type_name -> penstock.meta.v1.Run
 	1,  // 7: penstock.meta.v1.Bookie.state:type_name -> penstock.meta.v1.BookieState
-	23, // 8: penstock.meta.v1.Namespace.policies:type_name -> penstock.meta.v1.Policies
-	20, // 9: penstock.meta.v1.Namespace.bundles:type_name -> penstock.meta.v1.BundleRange
-	2,  // 10: penstock.meta.v1.Policies.backlog_action:type_name -> penstock.meta.v1.BacklogAction
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	2,  // 8: penstock.meta.v1.Mark.kind:type_name -> penstock.meta.v1.MarkKind
+	3,  // 9: penstock.meta.v1.Operation.kind:type_name -> penstock.meta.v1.OperationKind
+	4,  // 10: penstock.meta.v1.Operation.state:type_name -> penstock.meta.v1.OperationState
+	23, // 11: penstock.meta.v1.Operation.blocks:type_name -> penstock.meta.v1.OperationBlock
+	29, // 12: penstock.meta.v1.Namespace.policies:type_name -> penstock.meta.v1.Policies
+	26, // 13: penstock.meta.v1.Namespace.bundles:type_name -> penstock.meta.v1.BundleRange
+	5,  // 14: penstock.meta.v1.Policies.backlog_action:type_name -> penstock.meta.v1.BacklogAction
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_penstock_meta_v1_meta_proto_init() }
@@ -2190,14 +2825,14 @@ func file_penstock_meta_v1_meta_proto_init() {
 		(*Ledger_Data)(nil),
 		(*Ledger_Other)(nil),
 	}
-	file_penstock_meta_v1_meta_proto_msgTypes[20].OneofWrappers = []any{}
+	file_penstock_meta_v1_meta_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_meta_v1_meta_proto_rawDesc), len(file_penstock_meta_v1_meta_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   22,
+			NumEnums:      6,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
