@@ -31,6 +31,7 @@ type options struct {
 	zone, hostLabel                      string
 	segmentMiB, inFlightMiB              int64
 	cacheMiB, indexMiB, compactMiBPerSec int64
+	scrubMiBPerSec                       int64
 	lowWatermark, highWatermark          float64
 	gcInterval, gcGrace                  time.Duration
 	syncInterval                         time.Duration
@@ -76,6 +77,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Int64Var(&o.cacheMiB, "cache-mib", 64, "newest entries kept in memory")
 	f.Int64Var(&o.indexMiB, "index-mib", 64, "indexes of older segments kept in memory")
 	f.Int64Var(&o.compactMiBPerSec, "compact-mib-per-second", 32, "how fast compaction reads")
+	f.Int64Var(&o.scrubMiBPerSec, "scrub-mib", 8, "how fast, each second, what is stored is read again to find damage; 0: not at all")
 	f.Float64Var(&o.lowWatermark, "low-watermark", 0.90, "use of the disk from which on no new ledgers are taken")
 	f.Float64Var(&o.highWatermark, "high-watermark", 0.95, "use of the disk from which on only recovery writes")
 	f.DurationVar(&o.syncInterval, "sync-interval", 0, "how long acknowledged entries may be lost to a power cut; 0: never, they are synced first")
@@ -99,6 +101,9 @@ func (o *options) validate() error {
 	if o.syncInterval < 0 || o.syncMessages < 0 || o.syncMessages > 0 && o.syncInterval == 0 {
 		return settings.Usagef("--sync-interval is %v and --sync-messages %d: neither is negative, and messages need an interval", o.syncInterval, o.syncMessages)
 	}
+	if o.scrubMiBPerSec < 0 {
+		return settings.Usagef("--scrub-mib is %d: want 0 or more", o.scrubMiBPerSec)
+	}
 	if o.segmentMiB > maxSegmentMiB {
 		return settings.Usagef("--segment-mib is %d: want at most %d", o.segmentMiB, maxSegmentMiB)
 	}
@@ -108,11 +113,20 @@ func (o *options) validate() error {
 	})
 }
 
+// scrubRate is the setting in bytes: off is negative there, since 0 is the default.
+func scrubRate(mib int64) int64 {
+	if mib == 0 {
+		return -1
+	}
+	return mib << 20
+}
+
 // serve runs the bookie until ctx ends or its disk fails.
 func (o *options) serve(ctx context.Context, env daemon.Env) error {
 	b, err := bookie.Start(ctx, bookie.Config{
 		ID: o.id, DataDir: o.dataDir, Listen: o.listen, GRPCListen: o.grpcListen, HTTPListen: o.http,
 		Advertise: o.advertise, Zone: o.zone, HostLabel: o.hostLabel, Version: version,
+		ScrubBytesPerSecond: scrubRate(o.scrubMiBPerSec),
 		Store: ledgerstore.Config{
 			Sync:        ledgerstore.SyncPolicy{Interval: o.syncInterval, Messages: o.syncMessages},
 			SegmentSize: o.segmentMiB << 20, CacheBytes: o.cacheMiB << 20, IndexBytes: o.indexMiB << 20,

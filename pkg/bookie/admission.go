@@ -14,7 +14,8 @@ import (
 
 // Admit decides whether an add may create a ledger on the bookie me, given the ledger's record as it was after the
 // add arrived: a writer's if the ledger is open, the nonce is the writer's and the last fragment names me; a
-// recovery's if that very recovery is under way, or a repair is copying to me. It returns nil, or why not.
+// recovery's if that very recovery is under way, or a repair is copying to me, or makes anew what I should have: an entry of
+// a fragment that names me and that no writer and no recovery writes any more. It returns nil, or why not.
 func Admit(l meta.Ledger, me entry.StorageUUID, a *bookiewire.Add) *bookiewire.Error {
 	if a.Recovery {
 		if l.State == meta.LedgerInRecovery && l.Term == a.Term {
@@ -24,6 +25,9 @@ func Admit(l meta.Ledger, me entry.StorageUUID, a *bookiewire.Add) *bookiewire.E
 			if l.State != meta.LedgerDeleting && intent.Target == me {
 				return nil
 			}
+		}
+		if mends(l, me, a.Entry) {
+			return nil
 		}
 		return notAdmitted("no recovery of term and no repair to here is under way, ledger is " + l.State.String())
 	}
@@ -36,6 +40,19 @@ func Admit(l meta.Ledger, me entry.StorageUUID, a *bookiewire.Add) *bookiewire.E
 		return notAdmitted("this bookie is not in the ledger's last fragment")
 	}
 	return nil
+}
+
+// mends reports whether an entry belongs to a settled fragment of which me is a member.
+func mends(l meta.Ledger, me entry.StorageUUID, e entry.EntryID) bool {
+	if l.State == meta.LedgerDeleting || l.State == meta.LedgerClosed && e > l.Last {
+		return false
+	}
+	for i := len(l.Fragments) - 1; i >= 0; i-- {
+		if f := l.Fragments[i]; f.First <= e {
+			return names(f, me) && (i < len(l.Fragments)-1 || l.State == meta.LedgerClosed)
+		}
+	}
+	return false
 }
 
 func names(f meta.Fragment, me entry.StorageUUID) bool {

@@ -24,7 +24,9 @@ func TestAdmitTable(t *testing.T) {
 		l.Fragments = append(l.Fragments, meta.Fragment{First: 5, Slots: []meta.Slot{{UUID: other}}})
 	})
 	closed := with(open, func(l *meta.Ledger) { l.State = meta.LedgerClosed })
-	intended := with(closed, func(l *meta.Ledger) { l.Pending = []meta.ReplicaIntent{{Target: me.Storage}} })
+	elsewhere := with(closed, func(l *meta.Ledger) { l.Fragments = []meta.Fragment{{Slots: []meta.Slot{{UUID: other}}}} })
+	beyond := recoveryAdd(1, 1, 3, "")
+	intended := with(elsewhere, func(l *meta.Ledger) { l.Pending = []meta.ReplicaIntent{{Target: me.Storage}} })
 	for name, c := range map[string]struct {
 		l    meta.Ledger
 		a    *bookiewire.Add
@@ -40,9 +42,14 @@ func TestAdmitTable(t *testing.T) {
 		"recovery as yet unpublished here":   {with(inRecovery, func(l *meta.Ledger) { l.Fragments = nil }), recovery, true},
 		"recovery of an older term":          {with(inRecovery, func(l *meta.Ledger) { l.Term = 4 }), recovery, false},
 		"recovery of an open ledger":         {open, recovery, false},
-		"recovery after close":               {closed, recovery, false},
+		"recovery after close":               {elsewhere, recovery, false},
+		"repair of a copy that is missing":   {closed, recovery, true},
+		"repair of what is not in it":        {closed, beyond, false},
+		"repair of a settled fragment":       {moved, recovery, true},
+		"repair of the open fragment":        {moved, recoveryAdd(1, 5, 3, ""), false},
+		"repair of a copy, then deletion":    {with(closed, func(l *meta.Ledger) { l.State = meta.LedgerDeleting }), recovery, false},
 		"repair to here":                     {intended, recovery, true},
-		"repair to elsewhere":                {with(closed, func(l *meta.Ledger) { l.Pending = []meta.ReplicaIntent{{Target: other}} }), recovery, false},
+		"repair to elsewhere":                {with(elsewhere, func(l *meta.Ledger) { l.Pending = []meta.ReplicaIntent{{Target: other}} }), recovery, false},
 		"repair of a deleted ledger":         {with(intended, func(l *meta.Ledger) { l.State = meta.LedgerDeleting }), recovery, false},
 	} {
 		if err := Admit(c.l, me.Storage, c.a); (err == nil) != c.want {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
+	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -24,6 +26,7 @@ type control struct {
 	version   string
 	store     *ledgerstore.Store
 	collector *Collector
+	scrubber  *scrubber
 	log       *slog.Logger
 }
 
@@ -101,6 +104,68 @@ func (c *control) EndLimbo(ctx context.Context, request *bookiev1.EndLimboReques
 	}
 	c.log.Warn("limbo was ended by hand: entries that were lost here are denied from now on", slog.Any("ledgers", ended))
 	return reply, nil
+}
+
+// ListEntries tells which entries of a ledger are durable here.
+func (c *control) ListEntries(_ context.Context, request *bookiev1.ListEntriesRequest) (*bookiev1.ListEntriesResponse, error) {
+	if err := c.isMe(request.GetStorageUuid(), false); err != nil {
+		return nil, err
+	}
+	listing, err := c.store.Entries(entry.LedgerID(request.GetLedger()), entry.EntryID(request.GetFirst()), entry.EntryID(request.GetLast()))
+	if err != nil {
+		code := codes.Unavailable
+		if bookiewire.AsError(err).Code == bookiewire.BadRequest {
+			code = codes.InvalidArgument
+		}
+		return nil, status.Errorf(code, "list entries of ledger %d: %v", request.GetLedger(), err)
+	}
+	return &bookiev1.ListEntriesResponse{Known: listing.Known, Limbo: listing.Limbo, Bitmap: listing.Bits}, nil
+}
+
+// isMe refuses what is meant for another bookie: one that listened here before.
+func (c *control) isMe(storage string, anybody bool) error {
+	if storage == c.me.Storage.String() || storage == "" && anybody {
+		return nil
+	}
+	return status.Errorf(codes.FailedPrecondition, "this is storage %s, not %s", c.me.Storage, storage)
+}
+
+// ListDamage lists what was found unreadable here.
+func (c *control) ListDamage(_ context.Context, request *bookiev1.ListDamageRequest) (*bookiev1.ListDamageResponse, error) {
+	if err := c.isMe(request.GetStorageUuid(), true); err != nil {
+		return nil, err
+	}
+	found := map[entry.LedgerID]*bookiev1.LedgerDamage{}
+	for _, d := range c.store.Damage() {
+		out := &bookiev1.LedgerDamage{Ledger: uint64(d.Ledger)}
+		for _, r := range d.Entries {
+			out.Entries = append(out.Entries, &bookiev1.EntryRange{First: int64(r.First), Last: int64(r.Last)})
+		}
+		found[d.Ledger] = out
+	}
+	c.store.Ledgers(func(l ledgerstore.LedgerInfo) bool {
+		if l.Limbo {
+			if found[l.Ledger] == nil {
+				found[l.Ledger] = &bookiev1.LedgerDamage{Ledger: uint64(l.Ledger)}
+			}
+			found[l.Ledger].Limbo = true
+		}
+		return true
+	})
+	reply := &bookiev1.ListDamageResponse{ScrubbedBytes: uint64(c.scrubber.bytes.Load()), Scrubs: uint64(c.scrubber.passes.Load())}
+	for _, id := range slices.Sorted(maps.Keys(found)) {
+		reply.Ledgers = append(reply.Ledgers, found[id])
+	}
+	return reply, nil
+}
+
+// Scrub reads all that is sealed now.
+func (c *control) Scrub(ctx context.Context, _ *bookiev1.ScrubRequest) (*bookiev1.ScrubResponse, error) {
+	sum, err := c.scrubber.now(ctx)
+	if err != nil {
+		return nil, controlError(err)
+	}
+	return &bookiev1.ScrubResponse{Segments: uint64(sum.Segments), Bytes: uint64(sum.Bytes), Damaged: uint64(sum.Damaged)}, nil
 }
 
 // controlError gives an error the status that a caller can decide by.

@@ -17,6 +17,7 @@
 //   - cookie.go, identity.go: who this disk is.
 //   - gc.go: what may be deleted, as a pure decision; collector.go carries it out, revision.go stops it when etcd went back.
 //   - registration.go: what the cluster knows of a live bookie.
+//   - scrub.go: what is stored is read again, slowly, so that damage is found while there are other copies.
 //   - control.go, health.go: for operators and probes.
 //   - node.go: construction, order, shutdown.
 package bookie

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 
 	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
@@ -47,6 +48,8 @@ type Config struct {
 	// Server bounds the data path, GC the collection of garbage.
 	Server ServerConfig
 	GC     GCConfig
+	// ScrubBytesPerSecond is how fast what is stored is read again, to find damage. Default 8 MiB; negative: not at all.
+	ScrubBytesPerSecond int64
 	// RegistrationInterval is how often the free bytes are looked at. Default 10 s.
 	RegistrationInterval time.Duration
 	// ProbeInterval is how often an idle disk is tried. Default 5 s.
@@ -121,6 +124,7 @@ type Bookie struct {
 func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 	setDefault(&cfg.RegistrationInterval, 10*time.Second)
 	setDefault(&cfg.ProbeInterval, 5*time.Second)
+	setDefault(&cfg.ScrubBytesPerSecond, 8<<20)
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	b := &Bookie{cfg: cfg, env: env, log: env.Log.With(slog.String("bookie", cfg.ID)), failed: make(chan error, 1), cancel: cancel}
 	defer func() {
@@ -264,6 +268,10 @@ func (b *Bookie) serve(ctx context.Context, r *Registrar, reg Registration) {
 		}
 	})
 	b.wg.Go(func() { b.collector.Run(ctx) })
+	scrubs := &scrubber{store: b.store, rate: rate.Limit(b.cfg.ScrubBytesPerSecond), log: b.log}
+	if b.cfg.ScrubBytesPerSecond > 0 {
+		b.wg.Go(func() { scrubs.run(ctx) })
+	}
 	b.health.setServing(true)
 	b.health.note(time.Now(), nil) // the store has just been opened, which syncs
 	b.wg.Go(func() { b.health.run(ctx) })
@@ -277,7 +285,7 @@ func (b *Bookie) serve(ctx context.Context, r *Registrar, reg Registration) {
 	})
 	if b.control != nil {
 		b.grpc = grpc.NewServer(grpc.WaitForHandlers(true), grpc.MaxConcurrentStreams(maxControlCalls), grpc.ConnectionTimeout(5*time.Second))
-		bookiev1.RegisterBookieServer(b.grpc, &control{me: b.me, version: b.cfg.Version, store: b.store, collector: b.collector, log: b.log})
+		bookiev1.RegisterBookieServer(b.grpc, &control{me: b.me, version: b.cfg.Version, store: b.store, collector: b.collector, scrubber: scrubs, log: b.log})
 		b.wg.Go(func() {
 			if err := b.grpc.Serve(b.control); err != nil {
 				b.fail(fmt.Errorf("serve grpc: %w", err))

@@ -226,6 +226,7 @@ func (c *Core) apply(s *Segment, it *item) {
 	switch kind {
 	case segment.KindEntry:
 		l.addEntry(s, it.rec.Entry, it.location.Offset, it.location.Length)
+		l.unreadable = l.unreadable.without(it.rec.Entry)
 		sh.raiseLAC(l, it.rec.LAC, s.seq)
 		delete(l.pending, it.rec.Entry)
 	case segment.KindFence:

@@ -169,6 +169,7 @@ var (
 	errDiffers    = &bookiewire.Error{Code: bookiewire.BadRequest, Detail: "entry is stored with other bytes"}
 	errTerm       = &bookiewire.Error{Code: bookiewire.BadRequest, Detail: "a term without the recovery flag"}
 	errLimbo      = &bookiewire.Error{Code: bookiewire.Unknown, Detail: "records of the ledger may have been lost here"}
+	errUnsealed   = &bookiewire.Error{Code: bookiewire.Unknown, Detail: "the entry here cannot be read, and its segment is being sealed"}
 	errNoLedger   = &bookiewire.Error{Code: bookiewire.NoLedger}
 	errNoEntry    = &bookiewire.Error{Code: bookiewire.NoEntry}
 )
@@ -280,6 +281,9 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 		return true
 	}
 	c.found = l.find(it.rec.Entry, c.found[:0])
+	if it.add.Recovery && len(c.found) > 0 && c.table.isDamaged(l.id, it.rec.Entry) {
+		return c.mend(it, l)
+	}
 	ask := false
 	newest := upto
 	for _, f := range c.found {
@@ -291,6 +295,23 @@ func (c *Core) duplicate(it *item, l *ledger, upto uint64) bool {
 		c.ready.Checks = append(c.ready.Checks, &Check{Add: it.add, ledger: l, places: append([]candidate(nil), c.found...), upto: newest})
 	}
 	return ask
+}
+
+// mend lets a repair store anew an entry whose copy here cannot be read, in another segment: readers take the newest copy. As long
+// as the segment of the old one is not sealed, that is put off, and the segment comes to its end.
+func (c *Core) mend(it *item, l *ledger) (done bool) {
+	for _, f := range c.found {
+		if f.footer {
+			continue
+		}
+		if f.seg == c.active && !c.mustRoll {
+			c.mustRoll = true
+			c.enqueue(&item{ledger: l, vouches: true, rec: segment.Record{Kind: segment.KindLAC, Ledger: l.id, LAC: l.lac}})
+		}
+		c.reply(it, errUnsealed)
+		return true
+	}
+	return false
 }
 
 func (c *Core) stepChecked(ev *Checked) {

@@ -14,6 +14,7 @@ type metrics struct {
 	syncSeconds    prometheus.Histogram
 	addsRefused    prometheus.Counter
 	readErrors     prometheus.Counter
+	damaged        prometheus.Counter
 	cacheHits      prometheus.Counter
 	cacheMisses    prometheus.Counter
 	compactedBytes prometheus.Counter
@@ -40,6 +41,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 		syncSeconds:    histogram("sync_seconds", "Duration of fdatasync on the active segment.", prometheus.ExponentialBuckets(0.0001, 2, 16)),
 		addsRefused:    counter("adds_refused_total", "Adds answered with an error."),
 		readErrors:     counter("read_errors_total", "Reads that met a disk error or a wrong checksum, answered unknown."),
+		damaged:        counter("damaged_entries_total", "Entries that scrubs found unreadable."),
 		cacheHits:      counter("cache_hits_total", "Entries served from memory."),
 		cacheMisses:    counter("cache_misses_total", "Entries read from the disk."),
 		compactedBytes: counter("compacted_bytes_total", "Bytes of live entries rewritten by compaction."),
@@ -54,7 +56,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	}
 	var err error
 	for _, c := range []prometheus.Collector{
-		m.groupEntries, m.groupBytes, m.syncSeconds, m.addsRefused, m.readErrors, m.cacheHits, m.cacheMisses,
+		m.groupEntries, m.groupBytes, m.syncSeconds, m.addsRefused, m.readErrors, m.damaged, m.cacheHits, m.cacheMisses,
 		m.compactedBytes, m.freedBytes, m.compactErrors, m.state, m.segments, m.syncInterval,
 	} {
 		err = errors.Join(err, reg.Register(c))

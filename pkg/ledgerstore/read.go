@@ -124,6 +124,7 @@ func (s *Store) locate(id entry.LedgerID, e entry.EntryID) ([]candidate, error) 
 // the answer an error, unless another one has the entry.
 func (s *Store) readPlaces(places []candidate, id entry.LedgerID, e entry.EntryID, limit int64) (*bookiewire.ReadEntry, error) {
 	var failure error
+	damaged := false
 	for _, p := range places {
 		got, err := s.readPlace(p, id, e, limit)
 		switch {
@@ -132,12 +133,16 @@ func (s *Store) readPlaces(places []candidate, id entry.LedgerID, e entry.EntryI
 		case err != nil:
 			failure = err
 			s.metrics.readErrors.Inc()
+			damaged = damaged || !noFiles(err)
 			if !noFiles(err) && !p.seg.damaged.Swap(true) {
 				s.log.Error("segment is damaged: what cannot be read is answered unknown", "path", p.seg.path, "error", err)
 			}
 		case got != nil:
 			return got, nil
 		}
+	}
+	if damaged {
+		s.table.noteDamage(id, e, e)
 	}
 	return nil, failure
 }
@@ -149,7 +154,7 @@ func (s *Store) readPlace(p candidate, id entry.LedgerID, e entry.EntryID, limit
 			return nil, errOverLimit
 		}
 		// Rewrites reuse sequence numbers, but never hold slots while they are in use.
-		if body, sum, ok := s.cache.get(p.seg.seq, int64(p.slot.offset)); ok {
+		if body, sum, ok := s.cache.get(p.seg.seq, int64(p.slot.offset)); ok && !p.uncached {
 			s.metrics.cacheHits.Inc()
 			return &bookiewire.ReadEntry{Entry: e, Checksum: sum, Body: body}, nil
 		}
@@ -173,7 +178,7 @@ func (s *Store) readPlace(p candidate, id entry.LedgerID, e entry.EntryID, limit
 		if over(loc.Length) {
 			return nil, errOverLimit
 		}
-		if p.seg.gen == 0 {
+		if p.seg.gen == 0 && !p.uncached {
 			if body, sum, ok := s.cache.get(p.seg.seq, loc.Offset); ok {
 				s.metrics.cacheHits.Inc()
 				return &bookiewire.ReadEntry{Entry: e, Checksum: sum, Body: body}, nil

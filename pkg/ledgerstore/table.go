@@ -79,6 +79,8 @@ type ledger struct {
 	limbo   bool
 	lac     entry.EntryID
 	runs    []*run // by segment sequence
+	// unreadable is what is stored and was found unreadable. Readers and scrubs write it, too.
+	unreadable unreadable
 	// termIn, limboIn and lacIn are the segments that hold the record that term, limbo and lac stand on; 0: none.
 	termIn, limboIn, lacIn uint64
 
@@ -239,6 +241,8 @@ type candidate struct {
 	footer bool
 	// count is how many entries of the ledger the segment has, if footer.
 	count int64
+	// uncached: it is to be read from the disk, whatever is in memory.
+	uncached bool
 }
 
 // find collects where id may be, surest first: a candidate that is no footer is certain and the only one.

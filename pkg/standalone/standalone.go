@@ -281,7 +281,7 @@ func (c *Cluster) newSession(ctx context.Context) (*lease.Session, error) {
 func (c *Cluster) StartBookie(ctx context.Context, i int) error {
 	id := bookieID(i)
 	b, err := bookie.Start(ctx, bookie.Config{
-		ID: id, DataDir: filepath.Join(c.cfg.Dir, id), Listen: "127.0.0.1:0", HostLabel: id, Version: c.cfg.Version,
+		ID: id, DataDir: filepath.Join(c.cfg.Dir, id), Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0", HostLabel: id, Version: c.cfg.Version,
 		// One process shares its memory between all of them. The disk is not theirs: others fill it to nine tenths for years.
 		Store: ledgerstore.Config{
 			SegmentSize: c.cfg.SegmentSize, CacheBytes: 16 << 20, IndexBytes: 16 << 20, LowRatio: 0.98, HighRatio: 0.99,

@@ -509,6 +509,473 @@ func (x *EndLimboResponse) GetLedgers() []uint64 {
 	return nil
 }
 
+// ListEntriesRequest names a range of a ledger's entries, of at most 1,048,576.
+type ListEntriesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Ledger uint64 `protobuf:"varint,1,opt,name=ledger,proto3" json:"ledger,omitempty"`
+	// First entry.
+	First int64 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
+	// Last entry, included.
+	Last int64 `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	// Storage UUID of the bookie that is asked; another one refuses, with FAILED_PRECONDITION.
+	StorageUuid   string `protobuf:"bytes,4,opt,name=storage_uuid,json=storageUuid,proto3" json:"storage_uuid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEntriesRequest) Reset() {
+	*x = ListEntriesRequest{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEntriesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEntriesRequest) ProtoMessage() {}
+
+func (x *ListEntriesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEntriesRequest.ProtoReflect.Descriptor instead.
+func (*ListEntriesRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ListEntriesRequest) GetLedger() uint64 {
+	if x != nil {
+		return x.Ledger
+	}
+	return 0
+}
+
+func (x *ListEntriesRequest) GetFirst() int64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *ListEntriesRequest) GetLast() int64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *ListEntriesRequest) GetStorageUuid() string {
+	if x != nil {
+		return x.StorageUuid
+	}
+	return ""
+}
+
+// ListEntriesResponse tells which of them are here.
+type ListEntriesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether anything of the ledger is stored here.
+	Known bool `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`
+	// Whether entries may have been lost here: what is not listed may have been here.
+	Limbo bool `protobuf:"varint,2,opt,name=limbo,proto3" json:"limbo,omitempty"`
+	// A bit for each entry, the lowest of the first byte for the first: durable here, and not found unreadable.
+	Bitmap        []byte `protobuf:"bytes,3,opt,name=bitmap,proto3" json:"bitmap,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEntriesResponse) Reset() {
+	*x = ListEntriesResponse{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEntriesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEntriesResponse) ProtoMessage() {}
+
+func (x *ListEntriesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEntriesResponse.ProtoReflect.Descriptor instead.
+func (*ListEntriesResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListEntriesResponse) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *ListEntriesResponse) GetLimbo() bool {
+	if x != nil {
+		return x.Limbo
+	}
+	return false
+}
+
+func (x *ListEntriesResponse) GetBitmap() []byte {
+	if x != nil {
+		return x.Bitmap
+	}
+	return nil
+}
+
+// EntryRange is entries that follow each other.
+type EntryRange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// First entry.
+	First int64 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// Last entry, included.
+	Last          int64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EntryRange) Reset() {
+	*x = EntryRange{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EntryRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EntryRange) ProtoMessage() {}
+
+func (x *EntryRange) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EntryRange.ProtoReflect.Descriptor instead.
+func (*EntryRange) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *EntryRange) GetFirst() int64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *EntryRange) GetLast() int64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+// LedgerDamage is what was found unreadable of a ledger.
+type LedgerDamage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Ledger uint64 `protobuf:"varint,1,opt,name=ledger,proto3" json:"ledger,omitempty"`
+	// Entries. Where there are very many, some that are readable are among them.
+	Entries []*EntryRange `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
+	// Whether the ledger is in limbo here: entries may have been lost, and nobody knows which.
+	Limbo         bool `protobuf:"varint,3,opt,name=limbo,proto3" json:"limbo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LedgerDamage) Reset() {
+	*x = LedgerDamage{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LedgerDamage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LedgerDamage) ProtoMessage() {}
+
+func (x *LedgerDamage) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LedgerDamage.ProtoReflect.Descriptor instead.
+func (*LedgerDamage) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *LedgerDamage) GetLedger() uint64 {
+	if x != nil {
+		return x.Ledger
+	}
+	return 0
+}
+
+func (x *LedgerDamage) GetEntries() []*EntryRange {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+func (x *LedgerDamage) GetLimbo() bool {
+	if x != nil {
+		return x.Limbo
+	}
+	return false
+}
+
+// ListDamageRequest asks one bookie.
+type ListDamageRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Storage UUID of the bookie that is asked; empty for any. Another one refuses, with FAILED_PRECONDITION.
+	StorageUuid   string `protobuf:"bytes,1,opt,name=storage_uuid,json=storageUuid,proto3" json:"storage_uuid,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDamageRequest) Reset() {
+	*x = ListDamageRequest{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDamageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDamageRequest) ProtoMessage() {}
+
+func (x *ListDamageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDamageRequest.ProtoReflect.Descriptor instead.
+func (*ListDamageRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListDamageRequest) GetStorageUuid() string {
+	if x != nil {
+		return x.StorageUuid
+	}
+	return ""
+}
+
+// ListDamageResponse lists what is damaged here.
+type ListDamageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledgers with damage or in limbo, by id.
+	Ledgers []*LedgerDamage `protobuf:"bytes,1,rep,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// Bytes read by the scrubs since the start.
+	ScrubbedBytes uint64 `protobuf:"varint,2,opt,name=scrubbed_bytes,json=scrubbedBytes,proto3" json:"scrubbed_bytes,omitempty"`
+	// Scrubs of all segments since the start.
+	Scrubs        uint64 `protobuf:"varint,3,opt,name=scrubs,proto3" json:"scrubs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDamageResponse) Reset() {
+	*x = ListDamageResponse{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDamageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDamageResponse) ProtoMessage() {}
+
+func (x *ListDamageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDamageResponse.ProtoReflect.Descriptor instead.
+func (*ListDamageResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListDamageResponse) GetLedgers() []*LedgerDamage {
+	if x != nil {
+		return x.Ledgers
+	}
+	return nil
+}
+
+func (x *ListDamageResponse) GetScrubbedBytes() uint64 {
+	if x != nil {
+		return x.ScrubbedBytes
+	}
+	return 0
+}
+
+func (x *ListDamageResponse) GetScrubs() uint64 {
+	if x != nil {
+		return x.Scrubs
+	}
+	return 0
+}
+
+// ScrubRequest is empty.
+type ScrubRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubRequest) Reset() {
+	*x = ScrubRequest{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubRequest) ProtoMessage() {}
+
+func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
+func (*ScrubRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{14}
+}
+
+// ScrubResponse sums up a pass.
+type ScrubResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Segments read.
+	Segments uint64 `protobuf:"varint,1,opt,name=segments,proto3" json:"segments,omitempty"`
+	// Bytes of records read.
+	Bytes uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Entries found unreadable that are in no other segment either.
+	Damaged       uint64 `protobuf:"varint,3,opt,name=damaged,proto3" json:"damaged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubResponse) Reset() {
+	*x = ScrubResponse{}
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubResponse) ProtoMessage() {}
+
+func (x *ScrubResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_bookie_v1_bookie_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubResponse.ProtoReflect.Descriptor instead.
+func (*ScrubResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_bookie_v1_bookie_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ScrubResponse) GetSegments() uint64 {
+	if x != nil {
+		return x.Segments
+	}
+	return 0
+}
+
+func (x *ScrubResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ScrubResponse) GetDamaged() uint64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
 var File_penstock_bookie_v1_bookie_proto protoreflect.FileDescriptor
 
 const file_penstock_bookie_v1_bookie_proto_rawDesc = "" +
@@ -545,12 +1012,44 @@ const file_penstock_bookie_v1_bookie_proto_rawDesc = "" +
 	"\aledgers\x18\x01 \x03(\x04R\aledgers\x12\x10\n" +
 	"\x03all\x18\x02 \x01(\bR\x03all\",\n" +
 	"\x10EndLimboResponse\x12\x18\n" +
-	"\aledgers\x18\x01 \x03(\x04R\aledgers2\xf5\x02\n" +
+	"\aledgers\x18\x01 \x03(\x04R\aledgers\"y\n" +
+	"\x12ListEntriesRequest\x12\x16\n" +
+	"\x06ledger\x18\x01 \x01(\x04R\x06ledger\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x03R\x05first\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\x03R\x04last\x12!\n" +
+	"\fstorage_uuid\x18\x04 \x01(\tR\vstorageUuid\"Y\n" +
+	"\x13ListEntriesResponse\x12\x14\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\x12\x14\n" +
+	"\x05limbo\x18\x02 \x01(\bR\x05limbo\x12\x16\n" +
+	"\x06bitmap\x18\x03 \x01(\fR\x06bitmap\"6\n" +
+	"\n" +
+	"EntryRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x03R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x03R\x04last\"v\n" +
+	"\fLedgerDamage\x12\x16\n" +
+	"\x06ledger\x18\x01 \x01(\x04R\x06ledger\x128\n" +
+	"\aentries\x18\x02 \x03(\v2\x1e.penstock.bookie.v1.EntryRangeR\aentries\x12\x14\n" +
+	"\x05limbo\x18\x03 \x01(\bR\x05limbo\"6\n" +
+	"\x11ListDamageRequest\x12!\n" +
+	"\fstorage_uuid\x18\x01 \x01(\tR\vstorageUuid\"\x8f\x01\n" +
+	"\x12ListDamageResponse\x12:\n" +
+	"\aledgers\x18\x01 \x03(\v2 .penstock.bookie.v1.LedgerDamageR\aledgers\x12%\n" +
+	"\x0escrubbed_bytes\x18\x02 \x01(\x04R\rscrubbedBytes\x12\x16\n" +
+	"\x06scrubs\x18\x03 \x01(\x04R\x06scrubs\"\x0e\n" +
+	"\fScrubRequest\"[\n" +
+	"\rScrubResponse\x12\x1a\n" +
+	"\bsegments\x18\x01 \x01(\x04R\bsegments\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\adamaged\x18\x03 \x01(\x04R\adamaged2\x80\x05\n" +
 	"\x06Bookie\x12I\n" +
 	"\x04Info\x12\x1f.penstock.bookie.v1.InfoRequest\x1a .penstock.bookie.v1.InfoResponse\x12`\n" +
 	"\vListLedgers\x12&.penstock.bookie.v1.ListLedgersRequest\x1a'.penstock.bookie.v1.ListLedgersResponse0\x01\x12g\n" +
 	"\x0eCollectGarbage\x12).penstock.bookie.v1.CollectGarbageRequest\x1a*.penstock.bookie.v1.CollectGarbageResponse\x12U\n" +
-	"\bEndLimbo\x12#.penstock.bookie.v1.EndLimboRequest\x1a$.penstock.bookie.v1.EndLimboResponseBAZ?github.com/penstock-mq/penstock/api/penstock/bookie/v1;bookiev1b\x06proto3"
+	"\bEndLimbo\x12#.penstock.bookie.v1.EndLimboRequest\x1a$.penstock.bookie.v1.EndLimboResponse\x12^\n" +
+	"\vListEntries\x12&.penstock.bookie.v1.ListEntriesRequest\x1a'.penstock.bookie.v1.ListEntriesResponse\x12[\n" +
+	"\n" +
+	"ListDamage\x12%.penstock.bookie.v1.ListDamageRequest\x1a&.penstock.bookie.v1.ListDamageResponse\x12L\n" +
+	"\x05Scrub\x12 .penstock.bookie.v1.ScrubRequest\x1a!.penstock.bookie.v1.ScrubResponseBAZ?github.com/penstock-mq/penstock/api/penstock/bookie/v1;bookiev1b\x06proto3"
 
 var (
 	file_penstock_bookie_v1_bookie_proto_rawDescOnce sync.Once
@@ -564,7 +1063,7 @@ func file_penstock_bookie_v1_bookie_proto_rawDescGZIP() []byte {
 	return file_penstock_bookie_v1_bookie_proto_rawDescData
 }
 
-var file_penstock_bookie_v1_bookie_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_penstock_bookie_v1_bookie_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_penstock_bookie_v1_bookie_proto_goTypes = []any{
 	(*InfoRequest)(nil),            // 0: penstock.bookie.v1.InfoRequest
 	(*InfoResponse)(nil),           // 1: penstock.bookie.v1.InfoResponse
@@ -574,21 +1073,37 @@ var file_penstock_bookie_v1_bookie_proto_goTypes = []any{
 	(*CollectGarbageResponse)(nil), // 5: penstock.bookie.v1.CollectGarbageResponse
 	(*EndLimboRequest)(nil),        // 6: penstock.bookie.v1.EndLimboRequest
 	(*EndLimboResponse)(nil),       // 7: penstock.bookie.v1.EndLimboResponse
+	(*ListEntriesRequest)(nil),     // 8: penstock.bookie.v1.ListEntriesRequest
+	(*ListEntriesResponse)(nil),    // 9: penstock.bookie.v1.ListEntriesResponse
+	(*EntryRange)(nil),             // 10: penstock.bookie.v1.EntryRange
+	(*LedgerDamage)(nil),           // 11: penstock.bookie.v1.LedgerDamage
+	(*ListDamageRequest)(nil),      // 12: penstock.bookie.v1.ListDamageRequest
+	(*ListDamageResponse)(nil),     // 13: penstock.bookie.v1.ListDamageResponse
+	(*ScrubRequest)(nil),           // 14: penstock.bookie.v1.ScrubRequest
+	(*ScrubResponse)(nil),          // 15: penstock.bookie.v1.ScrubResponse
 }
 var file_penstock_bookie_v1_bookie_proto_depIdxs = []int32{
-	0, // 0: penstock.bookie.v1.Bookie.Info:input_type -> penstock.bookie.v1.InfoRequest
-	2, // 1: penstock.bookie.v1.Bookie.ListLedgers:input_type -> penstock.bookie.v1.ListLedgersRequest
-	4, // 2: penstock.bookie.v1.Bookie.CollectGarbage:input_type -> penstock.bookie.v1.CollectGarbageRequest
-	6, // 3: penstock.bookie.v1.Bookie.EndLimbo:input_type -> penstock.bookie.v1.EndLimboRequest
-	1, // 4: penstock.bookie.v1.Bookie.Info:output_type -> penstock.bookie.v1.InfoResponse
-	3, // 5: penstock.bookie.v1.Bookie.ListLedgers:output_type -> penstock.bookie.v1.ListLedgersResponse
-	5, // 6: penstock.bookie.v1.Bookie.CollectGarbage:output_type -> penstock.bookie.v1.CollectGarbageResponse
-	7, // 7: penstock.bookie.v1.Bookie.EndLimbo:output_type -> penstock.bookie.v1.EndLimboResponse
-	4, // [4:8] is the sub-list for method output_type
-	0, // [0:4] is the sub-list for method input_type
-	0, // [0:0] is the sub-list for extension type_name
-	0, // [0:0] is the sub-list for extension extendee
-	0, // [0:0] is the sub-list for field type_name
+	10, // 0: penstock.bookie.v1.LedgerDamage.entries:type_name -> penstock.bookie.v1.EntryRange
+	11, // 1: penstock.bookie.v1.ListDamageResponse.ledgers:type_name -> penstock.bookie.v1.LedgerDamage
+	0,  // 2: penstock.bookie.v1.Bookie.Info:input_type -> penstock.bookie.v1.InfoRequest
+	2,  // 3: penstock.bookie.v1.Bookie.ListLedgers:input_type -> penstock.bookie.v1.ListLedgersRequest
+	4,  // 4: penstock.bookie.v1.Bookie.CollectGarbage:input_type -> penstock.bookie.v1.CollectGarbageRequest
+	6,  // 5: penstock.bookie.v1.Bookie.EndLimbo:input_type -> penstock.bookie.v1.EndLimboRequest
+	8,  // 6: penstock.bookie.v1.Bookie.ListEntries:input_type -> penstock.bookie.v1.ListEntriesRequest
+	12, // 7: penstock.bookie.v1.Bookie.ListDamage:input_type -> penstock.bookie.v1.ListDamageRequest
+	14, // 8: penstock.bookie.v1.Bookie.Scrub:input_type -> penstock.bookie.v1.ScrubRequest
+	1,  // 9: penstock.bookie.v1.Bookie.Info:output_type -> penstock.bookie.v1.InfoResponse
+	3,  // 10: penstock.bookie.v1.Bookie.ListLedgers:output_type -> penstock.bookie.v1.ListLedgersResponse
+	5,  // 11: penstock.bookie.v1.Bookie.CollectGarbage:output_type -> penstock.bookie.v1.CollectGarbageResponse
+	7,  // 12: penstock.bookie.v1.Bookie.EndLimbo:output_type -> penstock.bookie.v1.EndLimboResponse
+	9,  // 13: penstock.bookie.v1.Bookie.ListEntries:output_type -> penstock.bookie.v1.ListEntriesResponse
+	13, // 14: penstock.bookie.v1.Bookie.ListDamage:output_type -> penstock.bookie.v1.ListDamageResponse
+	15, // 15: penstock.bookie.v1.Bookie.Scrub:output_type -> penstock.bookie.v1.ScrubResponse
+	9,  // [9:16] is the sub-list for method output_type
+	2,  // [2:9] is the sub-list for method input_type
+	2,  // [2:2] is the sub-list for extension type_name
+	2,  // [2:2] is the sub-list for extension extendee
+	0,  // [0:2] is the sub-list for field type_name
 }
 
 func init() { file_penstock_bookie_v1_bookie_proto_init() }
@@ -602,7 +1117,7 @@ func file_penstock_bookie_v1_bookie_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_bookie_v1_bookie_proto_rawDesc), len(file_penstock_bookie_v1_bookie_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

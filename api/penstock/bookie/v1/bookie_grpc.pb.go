@@ -26,6 +26,9 @@ const (
 	Bookie_ListLedgers_FullMethodName    = "/penstock.bookie.v1.Bookie/ListLedgers"
 	Bookie_CollectGarbage_FullMethodName = "/penstock.bookie.v1.Bookie/CollectGarbage"
 	Bookie_EndLimbo_FullMethodName       = "/penstock.bookie.v1.Bookie/EndLimbo"
+	Bookie_ListEntries_FullMethodName    = "/penstock.bookie.v1.Bookie/ListEntries"
+	Bookie_ListDamage_FullMethodName     = "/penstock.bookie.v1.Bookie/ListDamage"
+	Bookie_Scrub_FullMethodName          = "/penstock.bookie.v1.Bookie/Scrub"
 )
 
 // BookieClient is the client API for Bookie service.
@@ -43,6 +46,12 @@ type BookieClient interface {
 	// EndLimbo ends the limbo of ledgers here although nobody has repaired them: what was lost of them is denied from then on,
 	// and a ledger may be closed without entries that were acknowledged. They stay fenced.
 	EndLimbo(ctx context.Context, in *EndLimboRequest, opts ...grpc.CallOption) (*EndLimboResponse, error)
+	// ListEntries tells which entries of a ledger are durable here and not known to be unreadable, by the index.
+	ListEntries(ctx context.Context, in *ListEntriesRequest, opts ...grpc.CallOption) (*ListEntriesResponse, error)
+	// ListDamage lists the entries that were found unreadable here, by reads and scrubs, and not stored anew since.
+	ListDamage(ctx context.Context, in *ListDamageRequest, opts ...grpc.CallOption) (*ListDamageResponse, error)
+	// Scrub reads all that is sealed from the disk now, as fast as it can be read, and returns when it is done.
+	Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (*ScrubResponse, error)
 }
 
 type bookieClient struct {
@@ -102,6 +111,36 @@ func (c *bookieClient) EndLimbo(ctx context.Context, in *EndLimboRequest, opts .
 	return out, nil
 }
 
+func (c *bookieClient) ListEntries(ctx context.Context, in *ListEntriesRequest, opts ...grpc.CallOption) (*ListEntriesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEntriesResponse)
+	err := c.cc.Invoke(ctx, Bookie_ListEntries_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bookieClient) ListDamage(ctx context.Context, in *ListDamageRequest, opts ...grpc.CallOption) (*ListDamageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDamageResponse)
+	err := c.cc.Invoke(ctx, Bookie_ListDamage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *bookieClient) Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (*ScrubResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScrubResponse)
+	err := c.cc.Invoke(ctx, Bookie_Scrub_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // BookieServer is the server API for Bookie service.
 // All implementations must embed UnimplementedBookieServer
 // for forward compatibility.
@@ -117,6 +156,12 @@ type BookieServer interface {
 	// EndLimbo ends the limbo of ledgers here although nobody has repaired them: what was lost of them is denied from then on,
 	// and a ledger may be closed without entries that were acknowledged. They stay fenced.
 	EndLimbo(context.Context, *EndLimboRequest) (*EndLimboResponse, error)
+	// ListEntries tells which entries of a ledger are durable here and not known to be unreadable, by the index.
+	ListEntries(context.Context, *ListEntriesRequest) (*ListEntriesResponse, error)
+	// ListDamage lists the entries that were found unreadable here, by reads and scrubs, and not stored anew since.
+	ListDamage(context.Context, *ListDamageRequest) (*ListDamageResponse, error)
+	// Scrub reads all that is sealed from the disk now, as fast as it can be read, and returns when it is done.
+	Scrub(context.Context, *ScrubRequest) (*ScrubResponse, error)
 	mustEmbedUnimplementedBookieServer()
 }
 
@@ -138,6 +183,15 @@ func (UnimplementedBookieServer) CollectGarbage(context.Context, *CollectGarbage
 }
 func (UnimplementedBookieServer) EndLimbo(context.Context, *EndLimboRequest) (*EndLimboResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EndLimbo not implemented")
+}
+func (UnimplementedBookieServer) ListEntries(context.Context, *ListEntriesRequest) (*ListEntriesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEntries not implemented")
+}
+func (UnimplementedBookieServer) ListDamage(context.Context, *ListDamageRequest) (*ListDamageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDamage not implemented")
+}
+func (UnimplementedBookieServer) Scrub(context.Context, *ScrubRequest) (*ScrubResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Scrub not implemented")
 }
 func (UnimplementedBookieServer) mustEmbedUnimplementedBookieServer() {}
 func (UnimplementedBookieServer) testEmbeddedByValue()                {}
@@ -225,6 +279,60 @@ func _Bookie_EndLimbo_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Bookie_ListEntries_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEntriesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BookieServer).ListEntries(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Bookie_ListEntries_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BookieServer).ListEntries(ctx, req.(*ListEntriesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Bookie_ListDamage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDamageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BookieServer).ListDamage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Bookie_ListDamage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BookieServer).ListDamage(ctx, req.(*ListDamageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Bookie_Scrub_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScrubRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BookieServer).Scrub(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Bookie_Scrub_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BookieServer).Scrub(ctx, req.(*ScrubRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Bookie_ServiceDesc is the grpc.ServiceDesc for Bookie service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -243,6 +351,18 @@ var Bookie_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "EndLimbo",
 			Handler:    _Bookie_EndLimbo_Handler,
+		},
+		{
+			MethodName: "ListEntries",
+			Handler:    _Bookie_ListEntries_Handler,
+		},
+		{
+			MethodName: "ListDamage",
+			Handler:    _Bookie_ListDamage_Handler,
+		},
+		{
+			MethodName: "Scrub",
+			Handler:    _Bookie_Scrub_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
