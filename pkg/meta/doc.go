@@ -29,6 +29,7 @@
 //	ledgers/<id>                                      ids as in compactID
 //	bybookie/<storage uuid, 32 hex digits>/<id>       reverse index, holders and intents; "d" when it is being deleted
 //	chains/<chain id>, chain-pages/<chain id>/<page>
+//	repair/ledgers/<id>, repair/claims/<id>, repair/census   what is to be repaired, who is at it, what the auditor knows
 //	cookies/<bookie id>, retired/<storage uuid>, elections/<name>
 //	view/…  what the cache watches: bookies, brokers, owners, epochs, tenants, namespaces, topics,
 //	        marks/<storage uuid>, operations/<id>
