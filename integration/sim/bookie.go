@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -71,7 +72,7 @@ func (b *bookieProcess) boot() {
 	if err != nil {
 		b.w.trace(b.name, subject{}, "does not start: %v", err)
 		b.kill()
-		if !b.powerIsOff() && b.diskErrors() == hits {
+		if empty := b.fresh && errors.Is(err, syscall.ENOSPC); !b.powerIsOff() && b.diskErrors() == hits && !empty { // a new disk has nothing to serve
 			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
 		}
 		return
