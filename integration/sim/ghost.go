@@ -178,7 +178,7 @@ func (g *ghost) sent(b *broker, a *bookiewire.Add) {
 		g.w.fail("I5", entrySubject(a.Ledger, a.Entry), "%d:%d is written with another body", a.Ledger, a.Entry)
 	}
 	if !a.Recovery {
-		g.claimed(b, a.Ledger, a.LAC)
+		g.claimed(b.name, a.Ledger, a.LAC)
 	}
 }
 
@@ -305,9 +305,9 @@ func (g *ghost) holders(f meta.Fragment, q *quorum.Quorum, k entryKey) quorum.Se
 	return have
 }
 
-// claimed is a writer's word, which goes with what it sends, that entries up to lac are confirmed: they lie on bookies that
-// the record names, as many and in as many zones as needed.
-func (g *ghost) claimed(b *broker, id entry.LedgerID, lac entry.EntryID) {
+// claimed is a writer's word, which goes with what it sends to bookies and with the fragments that it begins, that entries up to
+// lac are confirmed: they lie on bookies that the record names, as many and in as many zones as needed.
+func (g *ghost) claimed(who string, id entry.LedgerID, lac entry.EntryID) {
 	l := g.ledger(id)
 	if l.record.ID == 0 {
 		g.w.fail("14", ledgerSubject(id), "ledger %d is written and has no record", id)
@@ -321,7 +321,7 @@ func (g *ghost) claimed(b *broker, id entry.LedgerID, lac entry.EntryID) {
 		f := ledger.FragmentOf(l.record.Fragments, k.entry)
 		q := quorumOf(l.record.Replication, f.Slots)
 		if have := g.holders(f, q, k); !q.Valid(have) {
-			g.w.fail("3", entrySubject(id, k.entry), "%s confirms %d:%d, which lies on slots %b of %s", b.name, id, k.entry, have, g.w.fragments([]meta.Fragment{f}))
+			g.w.fail("3", entrySubject(id, k.entry), "%s confirms %d:%d, which lies on slots %b of %s", who, id, k.entry, have, g.w.fragments([]meta.Fragment{f}))
 		}
 	}
 }
@@ -450,6 +450,9 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 		who = actor.name
 	}
 	w.trace("etcd", s, "%s: ledger %d is %s, term %d, %s, last %d", who, id, now.State, now.Term, w.fragments(now.Fragments), now.Last)
+	if n := len(now.Fragments); n > 1 && now.State < meta.LedgerClosed {
+		g.claimed(who, id, now.Fragments[n-1].First-1) // whoever recovers it begins there, and tells bookies so
+	}
 	for i := 1; i < len(now.Fragments); i++ {
 		if now.Fragments[i].First <= now.Fragments[i-1].First {
 			w.fail("7", s, "fragments of ledger %d: %s", id, w.fragments(now.Fragments))
