@@ -22,7 +22,7 @@ var floors = [][]string{
 	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership"},
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},
 	{"pkg/topic", "pkg/statelog", "pkg/chain/chaintest"},
-	{"pkg/subscription"},
+	{"pkg/subscription", "pkg/repair"},
 	{"pkg/broker"},
 	{"pkg/standalone/embedetcd", "pkg/workload/process"},
 	{"pkg/standalone", "pkg/workload", "pkg/bench"},

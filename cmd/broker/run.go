@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/broker"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/ownership"
+	"github.com/penstock-mq/penstock/pkg/repair"
 )
 
 // maxMessageKiB bounds the largest message that can be configured; bookies take entries of about that size.
@@ -29,6 +30,8 @@ type options struct {
 	publishMiB, cacheMiB, readMiB int64
 	rollMiB                       int64
 	rollAge, housekeepingInterval time.Duration
+	repairDelay                   time.Duration
+	repairMiB                     int64
 }
 
 // run is the program, apart from signals.
@@ -72,6 +75,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Int64Var(&o.rollMiB, "roll-mib", 256, "size at which a ledger is closed and the next one opened")
 	f.DurationVar(&o.rollAge, "roll-age", 4*time.Hour, "age at which a ledger is closed when something is appended")
 	f.DurationVar(&o.housekeepingInterval, "housekeeping-interval", 10*time.Second, "pause between two looks at retention, quotas and expiry")
+	f.DurationVar(&o.repairDelay, "repair-delay", 10*time.Minute, "how long a bookie is away before its copies are made anew elsewhere")
+	f.Int64Var(&o.repairMiB, "repair-mib", 100, "how much is copied each second to repair ledgers, in the whole cluster")
 	f.String("zone", "", "zone that it stands in; brokers hold no data, so nothing is placed by it")
 	f.String("host-label", "", "host that it stands on; likewise")
 }
@@ -81,10 +86,13 @@ func (o *options) validate() error {
 		return err
 	}
 	if err := daemon.Positive(map[string]int64{
-		"max-message-kib": o.maxMessageKiB, "publish-mib": o.publishMiB, "cache-mib": o.cacheMiB, "read-mib": o.readMiB,
+		"max-message-kib": o.maxMessageKiB, "publish-mib": o.publishMiB, "cache-mib": o.cacheMiB, "read-mib": o.readMiB, "repair-mib": o.repairMiB,
 		"roll-mib": o.rollMiB, "roll-age": int64(o.rollAge), "housekeeping-interval": int64(o.housekeepingInterval),
 	}); err != nil {
 		return err
+	}
+	if o.repairDelay < 0 {
+		return settings.Usagef("--repair-delay is %v: want 0 or more", o.repairDelay)
 	}
 	if o.maxMessageKiB > maxMessageKiB {
 		return settings.Usagef("--max-message-kib is %d: want at most %d", o.maxMessageKiB, maxMessageKiB)
@@ -95,6 +103,14 @@ func (o *options) validate() error {
 	return nil
 }
 
+// delay is the setting: none is negative there, since 0 is the default.
+func delay(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
+}
+
 // serve runs the broker until ctx ends.
 func (o *options) serve(ctx context.Context, env daemon.Env) error {
 	node, err := broker.StartNode(ctx, broker.NodeConfig{
@@ -103,6 +119,7 @@ func (o *options) serve(ctx context.Context, env daemon.Env) error {
 			Replication: o.replication, DisableAutoCreate: !o.autoCreate, MaxMessageSize: int(o.maxMessageKiB << 10),
 			PublishBytes: o.publishMiB << 20, CacheBytes: o.cacheMiB << 20, ReadBytes: o.readMiB << 20,
 			RollBytes: o.rollMiB << 20, RollAge: o.rollAge, HousekeepingEvery: o.housekeepingInterval,
+			Repair: repair.Config{Delay: delay(o.repairDelay), BytesPerSecond: o.repairMiB << 20},
 		},
 	}, broker.NodeEnv{
 		Meta: env.Meta, Log: env.Log, Registerer: env.Registry, Gatherer: env.Registry, NewSession: env.NewSession,

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
+	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
@@ -18,6 +19,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/ownership"
+	"github.com/penstock-mq/penstock/pkg/repair"
 	"github.com/penstock-mq/penstock/pkg/statelog"
 	"github.com/penstock-mq/penstock/pkg/topic"
 )
@@ -37,9 +39,11 @@ type Broker struct {
 	deps Deps
 	log  *slog.Logger
 
-	owner  *ownership.Runner
-	peers  *ownership.Peers
-	ticker *ledger.Ticker
+	owner   *ownership.Runner
+	peers   *ownership.Peers
+	ticker  *ledger.Ticker
+	repair  *repair.Runner
+	control *bookieclient.Control
 
 	topicEnv topic.Env
 	stateEnv statelog.Env
@@ -88,6 +92,7 @@ func New(cfg Config, deps Deps) (*Broker, error) {
 	}
 	b.metrics = newMetrics(deps.Registerer, b)
 	b.topicEnv, b.stateEnv = b.environments()
+	b.repair = b.newRepair()
 	return b, nil
 }
 
@@ -95,7 +100,7 @@ func (b *Broker) environments() (topic.Env, statelog.Env) {
 	ledgers := ledger.Env{
 		Bookies: b.deps.Bookies, Candidates: b.candidates, Ticker: b.ticker, Log: b.log,
 		Metrics: ledger.NewMetrics(b.deps.Registerer), Config: b.cfg.Ledger,
-		MayAckEarly: b.deps.Session.Alive,
+		MayAckEarly: b.deps.Session.Alive, OnHint: func(h ledger.Hint) { b.repair.Hint(h) },
 	}
 	chains := chain.Env{
 		Ledger: ledgers, Meta: b.deps.Meta, IDs: chain.NewIDs(b.deps.Meta, 0), Log: b.log,
@@ -136,6 +141,7 @@ func (b *Broker) Run(ctx context.Context) {
 	loops.Go(func() { b.peers.Run(ctx) })
 	loops.Go(func() { b.keepHouse(ctx) })
 	loops.Go(func() { b.followDeletions(ctx) })
+	loops.Go(func() { b.runRepair(ctx) })
 	b.owner.Run(ctx)
 	loops.Wait()
 	b.end()

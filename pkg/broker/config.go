@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/lease"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/repair"
 )
 
 // Config says who a broker is and how it behaves. Zero fields mean the defaults.
@@ -31,6 +32,8 @@ type Config struct {
 	HousekeepingEvery time.Duration
 	// Ledger holds the limits and times of replication.
 	Ledger ledger.Config
+	// Repair says how copies that are missing are made; its Worker is filled in.
+	Repair repair.Config
 }
 
 func (c Config) withDefaults() Config {

@@ -157,6 +157,11 @@ func (b *Broker) bundleFor(ctx context.Context, name topicname.Name) (*bundle, e
 	if err != nil {
 		return nil, err
 	}
+	return b.bundleByID(ctx, id, name.String())
+}
+
+// bundleByID is bundleFor, for what is in the bundle.
+func (b *Broker) bundleByID(ctx context.Context, id meta.BundleID, what string) (*bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, locateWait)
 	defer cancel()
 	route := b.owner.Locate(ctx, id)
@@ -171,7 +176,7 @@ func (b *Broker) bundleFor(ctx context.Context, name topicname.Name) (*bundle, e
 			route.Mine, route.URL = false, ""
 		}
 	}
-	return nil, &movedError{topic: name.String(), bundle: id, url: route.URL, epoch: route.Epoch}
+	return nil, &movedError{topic: what, bundle: id, url: route.URL, epoch: route.Epoch}
 }
 
 // lookup answers where topics are served.

@@ -278,3 +278,6 @@ func (s *Session) keep(ctx context.Context, g *Grant) {
 		}
 	}
 }
+
+// ID names a lease.
+type ID = clientv3.LeaseID

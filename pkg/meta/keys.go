@@ -165,6 +165,12 @@ func checkChain(c ChainID) error {
 	return nil
 }
 
+// Data splits the name of a data log into topic and partition; ok is false for any other chain.
+func (c ChainID) Data() (topic entry.UUID, index int, ok bool) {
+	topic, n, ok := c.data()
+	return topic, int(n), ok
+}
+
 // data splits the name of a data log.
 func (c ChainID) data() (topic entry.UUID, index uint32, ok bool) {
 	parts := strings.Split(string(c), "/")

@@ -27,11 +27,15 @@ const (
 	CauseCorrupt                              // a bookie has entries that it cannot read
 	CauseMisplaced                            // copies share a host, or span too few zones
 	CauseIntent                               // a copying was begun and not ended
+	CauseOpen                                 // copies are missing of what was written to its open fragment
 
 	causesEnd
 )
 
-var causeNames = []string{"lost", "decommission", "hint", "missing", "corrupt", "misplaced", "intent"}
+// AllRepairCauses is the set of all causes.
+const AllRepairCauses = causesEnd - 1
+
+var causeNames = []string{"lost", "decommission", "hint", "missing", "corrupt", "misplaced", "intent", "open"}
 
 // String names the causes, joined by commas.
 func (c RepairCause) String() string {
@@ -42,6 +46,17 @@ func (c RepairCause) String() string {
 		}
 	}
 	return strings.Join(names, ",")
+}
+
+// Each returns the causes one by one.
+func (c RepairCause) Each() []RepairCause {
+	var all []RepairCause
+	for one := RepairCause(1); one < causesEnd; one <<= 1 {
+		if c&one != 0 {
+			all = append(all, one)
+		}
+	}
+	return all
 }
 
 // RepairCounts are entries of one ledger that are not as they should be. An entry may count in several of them.
@@ -383,4 +398,31 @@ func (s *Store) PutRepairCensus(ctx context.Context, c RepairCensus) error {
 	}
 	_, err = s.commit(ctx, "put repair census", nil, []clientv3.Op{clientv3.OpPut(s.repairCensusKey(), value)}, nil)
 	return err
+}
+
+// ClaimAudit makes one process at a time the auditor of repairs, by a key under its lease: it reports whether worker is. Whoever
+// is asks again before each look, for the lease may be gone.
+func (s *Store) ClaimAudit(ctx context.Context, worker string, lease clientv3.LeaseID) (bool, error) {
+	const op = "claim audit"
+	if lease == clientv3.NoLease {
+		return false, fmt.Errorf("%s: %w", op, ErrLease)
+	}
+	key := s.ElectionKey("repair")
+	var t txn
+	t.compareRev(key, 0)
+	t.put(key, worker, clientv3.WithLease(lease))
+	resp, err := s.commitTxn(ctx, op, &t)
+	if err != nil || resp.Succeeded {
+		return err == nil, err
+	}
+	return clientv3.LeaseID(t.results(resp)[key].GetLease()) == lease, nil
+}
+
+// BookieRegistered reports whether a storage identity is registered, linearizably.
+func (s *Store) BookieRegistered(ctx context.Context, u entry.StorageUUID) (bool, error) {
+	_, err := s.BookieLease(ctx, u)
+	if errors.Is(err, ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -3472,6 +3472,525 @@ func (x *ReadLedgerResponse) GetBody() []byte {
 	return nil
 }
 
+// ListUnderReplicatedRequest narrows the list.
+type ListUnderReplicatedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only ledgers whose copies on this bookie (id or storage UUID) are missing or are to go elsewhere; empty means any.
+	Bookie string `protobuf:"bytes,1,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Only ledgers above this id.
+	After uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// At most so many; 0 means 1000.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUnderReplicatedRequest) Reset() {
+	*x = ListUnderReplicatedRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUnderReplicatedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUnderReplicatedRequest) ProtoMessage() {}
+
+func (x *ListUnderReplicatedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUnderReplicatedRequest.ProtoReflect.Descriptor instead.
+func (*ListUnderReplicatedRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ListUnderReplicatedRequest) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *ListUnderReplicatedRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *ListUnderReplicatedRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// UnderReplicatedLedger is a ledger that is to be repaired.
+type UnderReplicatedLedger struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Ledger uint64 `protobuf:"varint,1,opt,name=ledger,proto3" json:"ledger,omitempty"`
+	// Chain that it belongs to; empty if its record cannot be read now.
+	Chain string `protobuf:"bytes,2,opt,name=chain,proto3" json:"chain,omitempty"`
+	// Topic or partition, or bundle, that the chain is of; empty if it cannot be told.
+	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Why: lost, decommission, hint, missing, corrupt, misplaced, intent, open.
+	Causes []string `protobuf:"bytes,4,rep,name=causes,proto3" json:"causes,omitempty"`
+	// Since when.
+	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// Entries with fewer copies than the write quorum.
+	BelowWriteQuorum uint64 `protobuf:"varint,6,opt,name=below_write_quorum,json=belowWriteQuorum,proto3" json:"below_write_quorum,omitempty"`
+	// Entries with fewer copies than the ack quorum.
+	BelowAckQuorum uint64 `protobuf:"varint,7,opt,name=below_ack_quorum,json=belowAckQuorum,proto3" json:"below_ack_quorum,omitempty"`
+	// Entries without a copy that can be reached.
+	Unavailable uint64 `protobuf:"varint,8,opt,name=unavailable,proto3" json:"unavailable,omitempty"`
+	// Entries whose copies share a host or span too few zones.
+	Misplaced uint64 `protobuf:"varint,9,opt,name=misplaced,proto3" json:"misplaced,omitempty"`
+	// Ids of bookies that lack copies or are to be relieved of them; storage UUIDs where the id is not known.
+	Bookies []string `protobuf:"bytes,10,rep,name=bookies,proto3" json:"bookies,omitempty"`
+	// WAITING, WORKING or STUCK.
+	State string `protobuf:"bytes,11,opt,name=state,proto3" json:"state,omitempty"`
+	// Why it does not go on.
+	Reason string `protobuf:"bytes,12,opt,name=reason,proto3" json:"reason,omitempty"`
+	// What is being done, or was last.
+	Doing string `protobuf:"bytes,13,opt,name=doing,proto3" json:"doing,omitempty"`
+	// Broker that is at it, or was last.
+	Worker string `protobuf:"bytes,14,opt,name=worker,proto3" json:"worker,omitempty"`
+	// Copies of entries made since it is listed.
+	CopiedEntries uint64 `protobuf:"varint,15,opt,name=copied_entries,json=copiedEntries,proto3" json:"copied_entries,omitempty"`
+	// Their bytes.
+	CopiedBytes   uint64 `protobuf:"varint,16,opt,name=copied_bytes,json=copiedBytes,proto3" json:"copied_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnderReplicatedLedger) Reset() {
+	*x = UnderReplicatedLedger{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnderReplicatedLedger) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnderReplicatedLedger) ProtoMessage() {}
+
+func (x *UnderReplicatedLedger) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnderReplicatedLedger.ProtoReflect.Descriptor instead.
+func (*UnderReplicatedLedger) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *UnderReplicatedLedger) GetLedger() uint64 {
+	if x != nil {
+		return x.Ledger
+	}
+	return 0
+}
+
+func (x *UnderReplicatedLedger) GetChain() string {
+	if x != nil {
+		return x.Chain
+	}
+	return ""
+}
+
+func (x *UnderReplicatedLedger) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *UnderReplicatedLedger) GetCauses() []string {
+	if x != nil {
+		return x.Causes
+	}
+	return nil
+}
+
+func (x *UnderReplicatedLedger) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *UnderReplicatedLedger) GetBelowWriteQuorum() uint64 {
+	if x != nil {
+		return x.BelowWriteQuorum
+	}
+	return 0
+}
+
+func (x *UnderReplicatedLedger) GetBelowAckQuorum() uint64 {
+	if x != nil {
+		return x.BelowAckQuorum
+	}
+	return 0
+}
+
+func (x *UnderReplicatedLedger) GetUnavailable() uint64 {
+	if x != nil {
+		return x.Unavailable
+	}
+	return 0
+}
+
+func (x *UnderReplicatedLedger) GetMisplaced() uint64 {
+	if x != nil {
+		return x.Misplaced
+	}
+	return 0
+}
+
+func (x *UnderReplicatedLedger) GetBookies() []string {
+	if x != nil {
+		return x.Bookies
+	}
+	return nil
+}
+
+func (x *UnderReplicatedLedger) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *UnderReplicatedLedger) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *UnderReplicatedLedger) GetDoing() string {
+	if x != nil {
+		return x.Doing
+	}
+	return ""
+}
+
+func (x *UnderReplicatedLedger) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *UnderReplicatedLedger) GetCopiedEntries() uint64 {
+	if x != nil {
+		return x.CopiedEntries
+	}
+	return 0
+}
+
+func (x *UnderReplicatedLedger) GetCopiedBytes() uint64 {
+	if x != nil {
+		return x.CopiedBytes
+	}
+	return 0
+}
+
+// AbsentBookie is one that is not registered.
+type AbsentBookie struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bookie id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Identity of the data on its disk.
+	StorageUuid string `protobuf:"bytes,2,opt,name=storage_uuid,json=storageUuid,proto3" json:"storage_uuid,omitempty"`
+	// Since when.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// When its copies are, or were, taken for lost, and made anew.
+	Lost *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=lost,proto3" json:"lost,omitempty"`
+	// Ledgers that name it.
+	Ledgers       uint64 `protobuf:"varint,5,opt,name=ledgers,proto3" json:"ledgers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AbsentBookie) Reset() {
+	*x = AbsentBookie{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AbsentBookie) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AbsentBookie) ProtoMessage() {}
+
+func (x *AbsentBookie) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AbsentBookie.ProtoReflect.Descriptor instead.
+func (*AbsentBookie) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *AbsentBookie) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AbsentBookie) GetStorageUuid() string {
+	if x != nil {
+		return x.StorageUuid
+	}
+	return ""
+}
+
+func (x *AbsentBookie) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *AbsentBookie) GetLost() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+func (x *AbsentBookie) GetLedgers() uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return 0
+}
+
+// ListUnderReplicatedResponse is the replication census.
+type ListUnderReplicatedResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ledgers, by id.
+	Ledgers []*UnderReplicatedLedger `protobuf:"bytes,1,rep,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// Whether there are more than the limit.
+	More bool `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	// All that are listed, whatever was asked for.
+	Total uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	// Damaged ledgers that are not listed yet: they follow as those are done.
+	Waiting uint64 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Bookies that are absent.
+	Absent []*AbsentBookie `protobuf:"bytes,5,rep,name=absent,proto3" json:"absent,omitempty"`
+	// Broker that keeps the census.
+	Auditor string `protobuf:"bytes,6,opt,name=auditor,proto3" json:"auditor,omitempty"`
+	// When it last looked.
+	At *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=at,proto3" json:"at,omitempty"`
+	// When all ledgers had been compared with what their bookies have; unset: not yet.
+	Compared      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=compared,proto3" json:"compared,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUnderReplicatedResponse) Reset() {
+	*x = ListUnderReplicatedResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUnderReplicatedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUnderReplicatedResponse) ProtoMessage() {}
+
+func (x *ListUnderReplicatedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUnderReplicatedResponse.ProtoReflect.Descriptor instead.
+func (*ListUnderReplicatedResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ListUnderReplicatedResponse) GetLedgers() []*UnderReplicatedLedger {
+	if x != nil {
+		return x.Ledgers
+	}
+	return nil
+}
+
+func (x *ListUnderReplicatedResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *ListUnderReplicatedResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ListUnderReplicatedResponse) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *ListUnderReplicatedResponse) GetAbsent() []*AbsentBookie {
+	if x != nil {
+		return x.Absent
+	}
+	return nil
+}
+
+func (x *ListUnderReplicatedResponse) GetAuditor() string {
+	if x != nil {
+		return x.Auditor
+	}
+	return ""
+}
+
+func (x *ListUnderReplicatedResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *ListUnderReplicatedResponse) GetCompared() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Compared
+	}
+	return nil
+}
+
+// ReleaseLedgerRequest names a ledger.
+type ReleaseLedgerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Id            uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseLedgerRequest) Reset() {
+	*x = ReleaseLedgerRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseLedgerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseLedgerRequest) ProtoMessage() {}
+
+func (x *ReleaseLedgerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseLedgerRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseLedgerRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *ReleaseLedgerRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+// ReleaseLedgerResponse is empty.
+type ReleaseLedgerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseLedgerResponse) Reset() {
+	*x = ReleaseLedgerResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseLedgerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseLedgerResponse) ProtoMessage() {}
+
+func (x *ReleaseLedgerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseLedgerResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseLedgerResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{62}
+}
+
 var File_penstock_broker_v1_admin_proto protoreflect.FileDescriptor
 
 const file_penstock_broker_v1_admin_proto_rawDesc = "" +
@@ -3716,11 +4235,51 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\x05limit\x18\x03 \x01(\rR\x05limit\">\n" +
 	"\x12ReadLedgerResponse\x12\x14\n" +
 	"\x05entry\x18\x01 \x01(\x03R\x05entry\x12\x12\n" +
-	"\x04body\x18\x02 \x01(\fR\x04body*d\n" +
+	"\x04body\x18\x02 \x01(\fR\x04body\"`\n" +
+	"\x1aListUnderReplicatedRequest\x12\x16\n" +
+	"\x06bookie\x18\x01 \x01(\tR\x06bookie\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"\xfd\x03\n" +
+	"\x15UnderReplicatedLedger\x12\x16\n" +
+	"\x06ledger\x18\x01 \x01(\x04R\x06ledger\x12\x14\n" +
+	"\x05chain\x18\x02 \x01(\tR\x05chain\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x16\n" +
+	"\x06causes\x18\x04 \x03(\tR\x06causes\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12,\n" +
+	"\x12below_write_quorum\x18\x06 \x01(\x04R\x10belowWriteQuorum\x12(\n" +
+	"\x10below_ack_quorum\x18\a \x01(\x04R\x0ebelowAckQuorum\x12 \n" +
+	"\vunavailable\x18\b \x01(\x04R\vunavailable\x12\x1c\n" +
+	"\tmisplaced\x18\t \x01(\x04R\tmisplaced\x12\x18\n" +
+	"\abookies\x18\n" +
+	" \x03(\tR\abookies\x12\x14\n" +
+	"\x05state\x18\v \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\f \x01(\tR\x06reason\x12\x14\n" +
+	"\x05doing\x18\r \x01(\tR\x05doing\x12\x16\n" +
+	"\x06worker\x18\x0e \x01(\tR\x06worker\x12%\n" +
+	"\x0ecopied_entries\x18\x0f \x01(\x04R\rcopiedEntries\x12!\n" +
+	"\fcopied_bytes\x18\x10 \x01(\x04R\vcopiedBytes\"\xbd\x01\n" +
+	"\fAbsentBookie\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
+	"\fstorage_uuid\x18\x02 \x01(\tR\vstorageUuid\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12.\n" +
+	"\x04lost\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04lost\x12\x18\n" +
+	"\aledgers\x18\x05 \x01(\x04R\aledgers\"\xde\x02\n" +
+	"\x1bListUnderReplicatedResponse\x12C\n" +
+	"\aledgers\x18\x01 \x03(\v2).penstock.broker.v1.UnderReplicatedLedgerR\aledgers\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\x04R\awaiting\x128\n" +
+	"\x06absent\x18\x05 \x03(\v2 .penstock.broker.v1.AbsentBookieR\x06absent\x12\x18\n" +
+	"\aauditor\x18\x06 \x01(\tR\aauditor\x12*\n" +
+	"\x02at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x126\n" +
+	"\bcompared\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bcompared\"&\n" +
+	"\x14ReleaseLedgerRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"\x17\n" +
+	"\x15ReleaseLedgerResponse*d\n" +
 	"\rBacklogAction\x12\x1e\n" +
 	"\x1aBACKLOG_ACTION_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15BACKLOG_ACTION_REFUSE\x10\x01\x12\x18\n" +
-	"\x14BACKLOG_ACTION_EVICT\x10\x022\xce\x12\n" +
+	"\x14BACKLOG_ACTION_EVICT\x10\x022\xac\x14\n" +
 	"\x05Admin\x12^\n" +
 	"\vCreateTopic\x12&.penstock.broker.v1.CreateTopicRequest\x1a'.penstock.broker.v1.CreateTopicResponse\x12[\n" +
 	"\n" +
@@ -3746,7 +4305,9 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\vListLedgers\x12&.penstock.broker.v1.ListLedgersRequest\x1a'.penstock.broker.v1.ListLedgersResponse\x12g\n" +
 	"\x0eDescribeLedger\x12).penstock.broker.v1.DescribeLedgerRequest\x1a*.penstock.broker.v1.DescribeLedgerResponse\x12]\n" +
 	"\n" +
-	"ReadLedger\x12%.penstock.broker.v1.ReadLedgerRequest\x1a&.penstock.broker.v1.ReadLedgerResponse0\x01BAZ?github.com/penstock-mq/penstock/api/penstock/broker/v1;brokerv1b\x06proto3"
+	"ReadLedger\x12%.penstock.broker.v1.ReadLedgerRequest\x1a&.penstock.broker.v1.ReadLedgerResponse0\x01\x12v\n" +
+	"\x13ListUnderReplicated\x12..penstock.broker.v1.ListUnderReplicatedRequest\x1a/.penstock.broker.v1.ListUnderReplicatedResponse\x12d\n" +
+	"\rReleaseLedger\x12(.penstock.broker.v1.ReleaseLedgerRequest\x1a).penstock.broker.v1.ReleaseLedgerResponseBAZ?github.com/penstock-mq/penstock/api/penstock/broker/v1;brokerv1b\x06proto3"
 
 var (
 	file_penstock_broker_v1_admin_proto_rawDescOnce sync.Once
@@ -3761,7 +4322,7 @@ func file_penstock_broker_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_penstock_broker_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_penstock_broker_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_penstock_broker_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
 var file_penstock_broker_v1_admin_proto_goTypes = []any{
 	(BacklogAction)(0),                   // 0: penstock.broker.v1.BacklogAction
 	(*CreateTopicRequest)(nil),           // 1: penstock.broker.v1.CreateTopicRequest
@@ -3821,85 +4382,102 @@ var file_penstock_broker_v1_admin_proto_goTypes = []any{
 	(*DescribeLedgerResponse)(nil),       // 55: penstock.broker.v1.DescribeLedgerResponse
 	(*ReadLedgerRequest)(nil),            // 56: penstock.broker.v1.ReadLedgerRequest
 	(*ReadLedgerResponse)(nil),           // 57: penstock.broker.v1.ReadLedgerResponse
-	(*Start)(nil),                        // 58: penstock.broker.v1.Start
-	(SubscriptionType)(0),                // 59: penstock.broker.v1.SubscriptionType
-	(*durationpb.Duration)(nil),          // 60: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),        // 61: google.protobuf.Timestamp
+	(*ListUnderReplicatedRequest)(nil),   // 58: penstock.broker.v1.ListUnderReplicatedRequest
+	(*UnderReplicatedLedger)(nil),        // 59: penstock.broker.v1.UnderReplicatedLedger
+	(*AbsentBookie)(nil),                 // 60: penstock.broker.v1.AbsentBookie
+	(*ListUnderReplicatedResponse)(nil),  // 61: penstock.broker.v1.ListUnderReplicatedResponse
+	(*ReleaseLedgerRequest)(nil),         // 62: penstock.broker.v1.ReleaseLedgerRequest
+	(*ReleaseLedgerResponse)(nil),        // 63: penstock.broker.v1.ReleaseLedgerResponse
+	(*Start)(nil),                        // 64: penstock.broker.v1.Start
+	(SubscriptionType)(0),                // 65: penstock.broker.v1.SubscriptionType
+	(*durationpb.Duration)(nil),          // 66: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),        // 67: google.protobuf.Timestamp
 }
 var file_penstock_broker_v1_admin_proto_depIdxs = []int32{
 	4,  // 0: penstock.broker.v1.ListTopicsResponse.topics:type_name -> penstock.broker.v1.TopicSummary
 	7,  // 1: penstock.broker.v1.DescribeTopicResponse.ledgers:type_name -> penstock.broker.v1.LedgerRun
-	58, // 2: penstock.broker.v1.CreateSubscriptionRequest.start:type_name -> penstock.broker.v1.Start
+	64, // 2: penstock.broker.v1.CreateSubscriptionRequest.start:type_name -> penstock.broker.v1.Start
 	17, // 3: penstock.broker.v1.ListSubscriptionsResponse.subscriptions:type_name -> penstock.broker.v1.Subscription
-	59, // 4: penstock.broker.v1.Subscription.type:type_name -> penstock.broker.v1.SubscriptionType
+	65, // 4: penstock.broker.v1.Subscription.type:type_name -> penstock.broker.v1.SubscriptionType
 	17, // 5: penstock.broker.v1.DescribeSubscriptionResponse.subscription:type_name -> penstock.broker.v1.Subscription
 	19, // 6: penstock.broker.v1.DescribeSubscriptionResponse.consumers:type_name -> penstock.broker.v1.ConsumerState
-	58, // 7: penstock.broker.v1.SeekSubscriptionRequest.to:type_name -> penstock.broker.v1.Start
-	60, // 8: penstock.broker.v1.Policies.retention_time:type_name -> google.protobuf.Duration
-	60, // 9: penstock.broker.v1.Policies.message_ttl:type_name -> google.protobuf.Duration
+	64, // 7: penstock.broker.v1.SeekSubscriptionRequest.to:type_name -> penstock.broker.v1.Start
+	66, // 8: penstock.broker.v1.Policies.retention_time:type_name -> google.protobuf.Duration
+	66, // 9: penstock.broker.v1.Policies.message_ttl:type_name -> google.protobuf.Duration
 	0,  // 10: penstock.broker.v1.Policies.backlog_action:type_name -> penstock.broker.v1.BacklogAction
 	31, // 11: penstock.broker.v1.CreateNamespaceRequest.policies:type_name -> penstock.broker.v1.Policies
 	31, // 12: penstock.broker.v1.GetNamespaceResponse.policies:type_name -> penstock.broker.v1.Policies
 	37, // 13: penstock.broker.v1.GetNamespaceResponse.bundles:type_name -> penstock.broker.v1.Bundle
 	31, // 14: penstock.broker.v1.UpdateNamespaceRequest.policies:type_name -> penstock.broker.v1.Policies
-	61, // 15: penstock.broker.v1.BrokerInfo.started:type_name -> google.protobuf.Timestamp
+	67, // 15: penstock.broker.v1.BrokerInfo.started:type_name -> google.protobuf.Timestamp
 	44, // 16: penstock.broker.v1.ListBrokersResponse.brokers:type_name -> penstock.broker.v1.BrokerInfo
 	47, // 17: penstock.broker.v1.ListBookiesResponse.bookies:type_name -> penstock.broker.v1.BookieInfo
 	51, // 18: penstock.broker.v1.Fragment.slots:type_name -> penstock.broker.v1.FragmentSlot
 	50, // 19: penstock.broker.v1.Ledger.fragments:type_name -> penstock.broker.v1.Fragment
 	52, // 20: penstock.broker.v1.ListLedgersResponse.ledgers:type_name -> penstock.broker.v1.Ledger
 	52, // 21: penstock.broker.v1.DescribeLedgerResponse.ledger:type_name -> penstock.broker.v1.Ledger
-	1,  // 22: penstock.broker.v1.Admin.CreateTopic:input_type -> penstock.broker.v1.CreateTopicRequest
-	3,  // 23: penstock.broker.v1.Admin.ListTopics:input_type -> penstock.broker.v1.ListTopicsRequest
-	6,  // 24: penstock.broker.v1.Admin.DescribeTopic:input_type -> penstock.broker.v1.DescribeTopicRequest
-	9,  // 25: penstock.broker.v1.Admin.DeleteTopic:input_type -> penstock.broker.v1.DeleteTopicRequest
-	11, // 26: penstock.broker.v1.Admin.UnloadTopic:input_type -> penstock.broker.v1.UnloadTopicRequest
-	13, // 27: penstock.broker.v1.Admin.CreateSubscription:input_type -> penstock.broker.v1.CreateSubscriptionRequest
-	15, // 28: penstock.broker.v1.Admin.ListSubscriptions:input_type -> penstock.broker.v1.ListSubscriptionsRequest
-	18, // 29: penstock.broker.v1.Admin.DescribeSubscription:input_type -> penstock.broker.v1.DescribeSubscriptionRequest
-	21, // 30: penstock.broker.v1.Admin.SeekSubscription:input_type -> penstock.broker.v1.SeekSubscriptionRequest
-	23, // 31: penstock.broker.v1.Admin.DeleteSubscription:input_type -> penstock.broker.v1.DeleteSubscriptionRequest
-	25, // 32: penstock.broker.v1.Admin.CreateTenant:input_type -> penstock.broker.v1.CreateTenantRequest
-	27, // 33: penstock.broker.v1.Admin.ListTenants:input_type -> penstock.broker.v1.ListTenantsRequest
-	29, // 34: penstock.broker.v1.Admin.DeleteTenant:input_type -> penstock.broker.v1.DeleteTenantRequest
-	32, // 35: penstock.broker.v1.Admin.CreateNamespace:input_type -> penstock.broker.v1.CreateNamespaceRequest
-	34, // 36: penstock.broker.v1.Admin.ListNamespaces:input_type -> penstock.broker.v1.ListNamespacesRequest
-	36, // 37: penstock.broker.v1.Admin.GetNamespace:input_type -> penstock.broker.v1.GetNamespaceRequest
-	39, // 38: penstock.broker.v1.Admin.UpdateNamespace:input_type -> penstock.broker.v1.UpdateNamespaceRequest
-	41, // 39: penstock.broker.v1.Admin.DeleteNamespace:input_type -> penstock.broker.v1.DeleteNamespaceRequest
-	43, // 40: penstock.broker.v1.Admin.ListBrokers:input_type -> penstock.broker.v1.ListBrokersRequest
-	46, // 41: penstock.broker.v1.Admin.ListBookies:input_type -> penstock.broker.v1.ListBookiesRequest
-	49, // 42: penstock.broker.v1.Admin.ListLedgers:input_type -> penstock.broker.v1.ListLedgersRequest
-	54, // 43: penstock.broker.v1.Admin.DescribeLedger:input_type -> penstock.broker.v1.DescribeLedgerRequest
-	56, // 44: penstock.broker.v1.Admin.ReadLedger:input_type -> penstock.broker.v1.ReadLedgerRequest
-	2,  // 45: penstock.broker.v1.Admin.CreateTopic:output_type -> penstock.broker.v1.CreateTopicResponse
-	5,  // 46: penstock.broker.v1.Admin.ListTopics:output_type -> penstock.broker.v1.ListTopicsResponse
-	8,  // 47: penstock.broker.v1.Admin.DescribeTopic:output_type -> penstock.broker.v1.DescribeTopicResponse
-	10, // 48: penstock.broker.v1.Admin.DeleteTopic:output_type -> penstock.broker.v1.DeleteTopicResponse
-	12, // 49: penstock.broker.v1.Admin.UnloadTopic:output_type -> penstock.broker.v1.UnloadTopicResponse
-	14, // 50: penstock.broker.v1.Admin.CreateSubscription:output_type -> penstock.broker.v1.CreateSubscriptionResponse
-	16, // 51: penstock.broker.v1.Admin.ListSubscriptions:output_type -> penstock.broker.v1.ListSubscriptionsResponse
-	20, // 52: penstock.broker.v1.Admin.DescribeSubscription:output_type -> penstock.broker.v1.DescribeSubscriptionResponse
-	22, // 53: penstock.broker.v1.Admin.SeekSubscription:output_type -> penstock.broker.v1.SeekSubscriptionResponse
-	24, // 54: penstock.broker.v1.Admin.DeleteSubscription:output_type -> penstock.broker.v1.DeleteSubscriptionResponse
-	26, // 55: penstock.broker.v1.Admin.CreateTenant:output_type -> penstock.broker.v1.CreateTenantResponse
-	28, // 56: penstock.broker.v1.Admin.ListTenants:output_type -> penstock.broker.v1.ListTenantsResponse
-	30, // 57: penstock.broker.v1.Admin.DeleteTenant:output_type -> penstock.broker.v1.DeleteTenantResponse
-	33, // 58: penstock.broker.v1.Admin.CreateNamespace:output_type -> penstock.broker.v1.CreateNamespaceResponse
-	35, // 59: penstock.broker.v1.Admin.ListNamespaces:output_type -> penstock.broker.v1.ListNamespacesResponse
-	38, // 60: penstock.broker.v1.Admin.GetNamespace:output_type -> penstock.broker.v1.GetNamespaceResponse
-	40, // 61: penstock.broker.v1.Admin.UpdateNamespace:output_type -> penstock.broker.v1.UpdateNamespaceResponse
-	42, // 62: penstock.broker.v1.Admin.DeleteNamespace:output_type -> penstock.broker.v1.DeleteNamespaceResponse
-	45, // 63: penstock.broker.v1.Admin.ListBrokers:output_type -> penstock.broker.v1.ListBrokersResponse
-	48, // 64: penstock.broker.v1.Admin.ListBookies:output_type -> penstock.broker.v1.ListBookiesResponse
-	53, // 65: penstock.broker.v1.Admin.ListLedgers:output_type -> penstock.broker.v1.ListLedgersResponse
-	55, // 66: penstock.broker.v1.Admin.DescribeLedger:output_type -> penstock.broker.v1.DescribeLedgerResponse
-	57, // 67: penstock.broker.v1.Admin.ReadLedger:output_type -> penstock.broker.v1.ReadLedgerResponse
-	45, // [45:68] is the sub-list for method output_type
-	22, // [22:45] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	67, // 22: penstock.broker.v1.UnderReplicatedLedger.since:type_name -> google.protobuf.Timestamp
+	67, // 23: penstock.broker.v1.AbsentBookie.since:type_name -> google.protobuf.Timestamp
+	67, // 24: penstock.broker.v1.AbsentBookie.lost:type_name -> google.protobuf.Timestamp
+	59, // 25: penstock.broker.v1.ListUnderReplicatedResponse.ledgers:type_name -> penstock.broker.v1.UnderReplicatedLedger
+	60, // 26: penstock.broker.v1.ListUnderReplicatedResponse.absent:type_name -> penstock.broker.v1.AbsentBookie
+	67, // 27: penstock.broker.v1.ListUnderReplicatedResponse.at:type_name -> google.protobuf.Timestamp
+	67, // 28: penstock.broker.v1.ListUnderReplicatedResponse.compared:type_name -> google.protobuf.Timestamp
+	1,  // 29: penstock.broker.v1.Admin.CreateTopic:input_type -> penstock.broker.v1.CreateTopicRequest
+	3,  // 30: penstock.broker.v1.Admin.ListTopics:input_type -> penstock.broker.v1.ListTopicsRequest
+	6,  // 31: penstock.broker.v1.Admin.DescribeTopic:input_type -> penstock.broker.v1.DescribeTopicRequest
+	9,  // 32: penstock.broker.v1.Admin.DeleteTopic:input_type -> penstock.broker.v1.DeleteTopicRequest
+	11, // 33: penstock.broker.v1.Admin.UnloadTopic:input_type -> penstock.broker.v1.UnloadTopicRequest
+	13, // 34: penstock.broker.v1.Admin.CreateSubscription:input_type -> penstock.broker.v1.CreateSubscriptionRequest
+	15, // 35: penstock.broker.v1.Admin.ListSubscriptions:input_type -> penstock.broker.v1.ListSubscriptionsRequest
+	18, // 36: penstock.broker.v1.Admin.DescribeSubscription:input_type -> penstock.broker.v1.DescribeSubscriptionRequest
+	21, // 37: penstock.broker.v1.Admin.SeekSubscription:input_type -> penstock.broker.v1.SeekSubscriptionRequest
+	23, // 38: penstock.broker.v1.Admin.DeleteSubscription:input_type -> penstock.broker.v1.DeleteSubscriptionRequest
+	25, // 39: penstock.broker.v1.Admin.CreateTenant:input_type -> penstock.broker.v1.CreateTenantRequest
+	27, // 40: penstock.broker.v1.Admin.ListTenants:input_type -> penstock.broker.v1.ListTenantsRequest
+	29, // 41: penstock.broker.v1.Admin.DeleteTenant:input_type -> penstock.broker.v1.DeleteTenantRequest
+	32, // 42: penstock.broker.v1.Admin.CreateNamespace:input_type -> penstock.broker.v1.CreateNamespaceRequest
+	34, // 43: penstock.broker.v1.Admin.ListNamespaces:input_type -> penstock.broker.v1.ListNamespacesRequest
+	36, // 44: penstock.broker.v1.Admin.GetNamespace:input_type -> penstock.broker.v1.GetNamespaceRequest
+	39, // 45: penstock.broker.v1.Admin.UpdateNamespace:input_type -> penstock.broker.v1.UpdateNamespaceRequest
+	41, // 46: penstock.broker.v1.Admin.DeleteNamespace:input_type -> penstock.broker.v1.DeleteNamespaceRequest
+	43, // 47: penstock.broker.v1.Admin.ListBrokers:input_type -> penstock.broker.v1.ListBrokersRequest
+	46, // 48: penstock.broker.v1.Admin.ListBookies:input_type -> penstock.broker.v1.ListBookiesRequest
+	49, // 49: penstock.broker.v1.Admin.ListLedgers:input_type -> penstock.broker.v1.ListLedgersRequest
+	54, // 50: penstock.broker.v1.Admin.DescribeLedger:input_type -> penstock.broker.v1.DescribeLedgerRequest
+	56, // 51: penstock.broker.v1.Admin.ReadLedger:input_type -> penstock.broker.v1.ReadLedgerRequest
+	58, // 52: penstock.broker.v1.Admin.ListUnderReplicated:input_type -> penstock.broker.v1.ListUnderReplicatedRequest
+	62, // 53: penstock.broker.v1.Admin.ReleaseLedger:input_type -> penstock.broker.v1.ReleaseLedgerRequest
+	2,  // 54: penstock.broker.v1.Admin.CreateTopic:output_type -> penstock.broker.v1.CreateTopicResponse
+	5,  // 55: penstock.broker.v1.Admin.ListTopics:output_type -> penstock.broker.v1.ListTopicsResponse
+	8,  // 56: penstock.broker.v1.Admin.DescribeTopic:output_type -> penstock.broker.v1.DescribeTopicResponse
+	10, // 57: penstock.broker.v1.Admin.DeleteTopic:output_type -> penstock.broker.v1.DeleteTopicResponse
+	12, // 58: penstock.broker.v1.Admin.UnloadTopic:output_type -> penstock.broker.v1.UnloadTopicResponse
+	14, // 59: penstock.broker.v1.Admin.CreateSubscription:output_type -> penstock.broker.v1.CreateSubscriptionResponse
+	16, // 60: penstock.broker.v1.Admin.ListSubscriptions:output_type -> penstock.broker.v1.ListSubscriptionsResponse
+	20, // 61: penstock.broker.v1.Admin.DescribeSubscription:output_type -> penstock.broker.v1.DescribeSubscriptionResponse
+	22, // 62: penstock.broker.v1.Admin.SeekSubscription:output_type -> penstock.broker.v1.SeekSubscriptionResponse
+	24, // 63: penstock.broker.v1.Admin.DeleteSubscription:output_type -> penstock.broker.v1.DeleteSubscriptionResponse
+	26, // 64: penstock.broker.v1.Admin.CreateTenant:output_type -> penstock.broker.v1.CreateTenantResponse
+	28, // 65: penstock.broker.v1.Admin.ListTenants:output_type -> penstock.broker.v1.ListTenantsResponse
+	30, // 66: penstock.broker.v1.Admin.DeleteTenant:output_type -> penstock.broker.v1.DeleteTenantResponse
+	33, // 67: penstock.broker.v1.Admin.CreateNamespace:output_type -> penstock.broker.v1.CreateNamespaceResponse
+	35, // 68: penstock.broker.v1.Admin.ListNamespaces:output_type -> penstock.broker.v1.ListNamespacesResponse
+	38, // 69: penstock.broker.v1.Admin.GetNamespace:output_type -> penstock.broker.v1.GetNamespaceResponse
+	40, // 70: penstock.broker.v1.Admin.UpdateNamespace:output_type -> penstock.broker.v1.UpdateNamespaceResponse
+	42, // 71: penstock.broker.v1.Admin.DeleteNamespace:output_type -> penstock.broker.v1.DeleteNamespaceResponse
+	45, // 72: penstock.broker.v1.Admin.ListBrokers:output_type -> penstock.broker.v1.ListBrokersResponse
+	48, // 73: penstock.broker.v1.Admin.ListBookies:output_type -> penstock.broker.v1.ListBookiesResponse
+	53, // 74: penstock.broker.v1.Admin.ListLedgers:output_type -> penstock.broker.v1.ListLedgersResponse
+	55, // 75: penstock.broker.v1.Admin.DescribeLedger:output_type -> penstock.broker.v1.DescribeLedgerResponse
+	57, // 76: penstock.broker.v1.Admin.ReadLedger:output_type -> penstock.broker.v1.ReadLedgerResponse
+	61, // 77: penstock.broker.v1.Admin.ListUnderReplicated:output_type -> penstock.broker.v1.ListUnderReplicatedResponse
+	63, // 78: penstock.broker.v1.Admin.ReleaseLedger:output_type -> penstock.broker.v1.ReleaseLedgerResponse
+	54, // [54:79] is the sub-list for method output_type
+	29, // [29:54] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_penstock_broker_v1_admin_proto_init() }
@@ -3915,7 +4493,7 @@ func file_penstock_broker_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_broker_v1_admin_proto_rawDesc), len(file_penstock_broker_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   57,
+			NumMessages:   63,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

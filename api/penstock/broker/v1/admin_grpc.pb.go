@@ -42,6 +42,8 @@ const (
 	Admin_ListLedgers_FullMethodName          = "/penstock.broker.v1.Admin/ListLedgers"
 	Admin_DescribeLedger_FullMethodName       = "/penstock.broker.v1.Admin/DescribeLedger"
 	Admin_ReadLedger_FullMethodName           = "/penstock.broker.v1.Admin/ReadLedger"
+	Admin_ListUnderReplicated_FullMethodName  = "/penstock.broker.v1.Admin/ListUnderReplicated"
+	Admin_ReleaseLedger_FullMethodName        = "/penstock.broker.v1.Admin/ReleaseLedger"
 )
 
 // AdminClient is the client API for Admin service.
@@ -98,6 +100,10 @@ type AdminClient interface {
 	DescribeLedger(ctx context.Context, in *DescribeLedgerRequest, opts ...grpc.CallOption) (*DescribeLedgerResponse, error)
 	// ReadLedger reads stored entries up to what is confirmed.
 	ReadLedger(ctx context.Context, in *ReadLedgerRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadLedgerResponse], error)
+	// ListUnderReplicated lists ledgers that lack copies or have them where they should not be, and what is done about it.
+	ListUnderReplicated(ctx context.Context, in *ListUnderReplicatedRequest, opts ...grpc.CallOption) (*ListUnderReplicatedResponse, error)
+	// ReleaseLedger has an open ledger closed; what is appended to its topic or bundle goes to another one. Owner only.
+	ReleaseLedger(ctx context.Context, in *ReleaseLedgerRequest, opts ...grpc.CallOption) (*ReleaseLedgerResponse, error)
 }
 
 type adminClient struct {
@@ -347,6 +353,26 @@ func (c *adminClient) ReadLedger(ctx context.Context, in *ReadLedgerRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_ReadLedgerClient = grpc.ServerStreamingClient[ReadLedgerResponse]
 
+func (c *adminClient) ListUnderReplicated(ctx context.Context, in *ListUnderReplicatedRequest, opts ...grpc.CallOption) (*ListUnderReplicatedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListUnderReplicatedResponse)
+	err := c.cc.Invoke(ctx, Admin_ListUnderReplicated_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ReleaseLedger(ctx context.Context, in *ReleaseLedgerRequest, opts ...grpc.CallOption) (*ReleaseLedgerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseLedgerResponse)
+	err := c.cc.Invoke(ctx, Admin_ReleaseLedger_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -401,6 +427,10 @@ type AdminServer interface {
 	DescribeLedger(context.Context, *DescribeLedgerRequest) (*DescribeLedgerResponse, error)
 	// ReadLedger reads stored entries up to what is confirmed.
 	ReadLedger(*ReadLedgerRequest, grpc.ServerStreamingServer[ReadLedgerResponse]) error
+	// ListUnderReplicated lists ledgers that lack copies or have them where they should not be, and what is done about it.
+	ListUnderReplicated(context.Context, *ListUnderReplicatedRequest) (*ListUnderReplicatedResponse, error)
+	// ReleaseLedger has an open ledger closed; what is appended to its topic or bundle goes to another one. Owner only.
+	ReleaseLedger(context.Context, *ReleaseLedgerRequest) (*ReleaseLedgerResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -479,6 +509,12 @@ func (UnimplementedAdminServer) DescribeLedger(context.Context, *DescribeLedgerR
 }
 func (UnimplementedAdminServer) ReadLedger(*ReadLedgerRequest, grpc.ServerStreamingServer[ReadLedgerResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadLedger not implemented")
+}
+func (UnimplementedAdminServer) ListUnderReplicated(context.Context, *ListUnderReplicatedRequest) (*ListUnderReplicatedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListUnderReplicated not implemented")
+}
+func (UnimplementedAdminServer) ReleaseLedger(context.Context, *ReleaseLedgerRequest) (*ReleaseLedgerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseLedger not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -908,6 +944,42 @@ func _Admin_ReadLedger_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_ReadLedgerServer = grpc.ServerStreamingServer[ReadLedgerResponse]
 
+func _Admin_ListUnderReplicated_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListUnderReplicatedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListUnderReplicated(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListUnderReplicated_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListUnderReplicated(ctx, req.(*ListUnderReplicatedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ReleaseLedger_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseLedgerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ReleaseLedger(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ReleaseLedger_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ReleaseLedger(ctx, req.(*ReleaseLedgerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1002,6 +1074,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DescribeLedger",
 			Handler:    _Admin_DescribeLedger_Handler,
+		},
+		{
+			MethodName: "ListUnderReplicated",
+			Handler:    _Admin_ListUnderReplicated_Handler,
+		},
+		{
+			MethodName: "ReleaseLedger",
+			Handler:    _Admin_ReleaseLedger_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
