@@ -277,7 +277,7 @@ func settles(s *Survey) []Step {
 func (j *Job) moves(s *Survey, blocked func(string)) []Step {
 	var all []Step
 	for _, f := range s.ToAsk() {
-		if !s.anyMisplaced(f.Slots) || slices.ContainsFunc(f.Slots, func(at meta.Slot) bool { return s.View.leaves(at.UUID) }) {
+		if !s.anyMisplaced(f, f.Slots) || slices.ContainsFunc(f.Slots, func(at meta.Slot) bool { return s.View.leaves(at.UUID) }) {
 			continue
 		}
 		found := false
@@ -289,7 +289,7 @@ func (j *Job) moves(s *Survey, blocked func(string)) []Step {
 				continue
 			}
 			after := slices.Clone(f.Slots)
-			if after[slot] = target; s.anyMisplaced(after) {
+			if after[slot] = target; s.anyMisplaced(f, after) {
 				continue
 			}
 			found = true

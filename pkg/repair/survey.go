@@ -189,9 +189,9 @@ func (s *Survey) misplaced(slots []meta.Slot, e entry.EntryID) bool {
 }
 
 // anyMisplaced reports whether some entry of a fragment would be misplaced in those slots.
-func (s *Survey) anyMisplaced(slots []meta.Slot) bool {
-	for class := range s.Ledger.Ensemble {
-		if s.misplaced(slots, entry.EntryID(class)) {
+func (s *Survey) anyMisplaced(f Stretch, slots []meta.Slot) bool {
+	for e := f.First; e <= min(f.Last, f.First+entry.EntryID(s.Ledger.Ensemble)-1); e++ {
+		if s.misplaced(slots, e) {
 			return true
 		}
 	}

@@ -5,11 +5,17 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
 	"github.com/penstock-mq/penstock/pkg/bookie"
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
@@ -339,4 +345,59 @@ func (w *town) mended() {
 		w.check(err)
 		return c.ComparedAll.After(begin.Add(50*time.Millisecond)) && list.Total == 0 && c.Waiting == 0
 	})
+}
+
+// bookieClient reaches a bookie's control calls.
+func (w *town) bookieClient(i int) bookiev1.BookieClient {
+	w.t.Helper()
+	conn, err := grpc.NewClient("passthrough:///"+w.bookies[i].GRPCAddr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	w.check(err)
+	w.t.Cleanup(func() { conn.Close() })
+	return bookiev1.NewBookieClient(conn)
+}
+
+func (w *town) scrub(i int) *bookiev1.ScrubResponse {
+	w.t.Helper()
+	sum, err := w.bookieClient(i).Scrub(w.ctx, &bookiev1.ScrubRequest{})
+	w.check(err)
+	return sum
+}
+
+// rot damages bytes here and there in the sealed segments of a bookie, which runs.
+func (w *town) rot(i int) {
+	w.t.Helper()
+	paths, err := filepath.Glob(filepath.Join(w.dir, fmt.Sprintf("bookie-%d", i), "*", "*.seg"))
+	w.check(err)
+	slices.Sort(paths)
+	for _, path := range paths[:2] {
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		w.check(err)
+		for at := int64(8 << 10); at < 40<<10; at += 9000 {
+			var b [1]byte
+			_, err = f.ReadAt(b[:], at)
+			w.check(err)
+			b[0] ^= 0x55
+			_, err = f.WriteAt(b[:], at)
+			w.check(err)
+		}
+		w.check(f.Close())
+	}
+}
+
+// limbo has a bookie come back with a ledger in limbo.
+func (w *town) limbo(i int, l entry.LedgerID) {
+	w.t.Helper()
+	u := w.uuids[i]
+	cluster, err := w.meta.GetCluster(w.ctx)
+	w.check(err)
+	w.stop(i)
+	paths, err := filepath.Glob(filepath.Join(w.dir, fmt.Sprintf("bookie-%d", i), "*", "MANIFEST"))
+	w.check(err)
+	s, err := ledgerstore.Open(w.ctx, ledgerstore.Config{
+		Dir: filepath.Dir(paths[0]), Cluster: cluster.UUID, Storage: u, SegmentSize: 64 << 10, CompactBytesPerSecond: -1,
+	}, vfs.OS(), quiet, nil)
+	w.check(err)
+	w.check(s.SetLimbo(w.ctx, l))
+	w.check(s.Close())
+	w.start(i)
 }
