@@ -20,7 +20,7 @@ func (s *Store) DecodeAny(kind uint8, value []byte) error {
 		_, err := st.apply(rest, kv, false)
 		return err
 	}
-	switch kind % 15 {
+	switch kind % 17 {
 	case 0:
 		l, err := decodeLedger(s.ledgerKey(1), 1, value, 7)
 		if err != nil {
@@ -84,6 +84,17 @@ func (s *Store) DecodeAny(kind uint8, value []byte) error {
 		if _, err := encodeOperation(st.operations["op-1"], 1); err != nil {
 			panic(err)
 		}
+	case 15:
+		r, _, err := decodeRepair(s.repairKey(1), 1, value, 7)
+		if err != nil {
+			return err
+		}
+		if _, err := encodeRepair(r, 1); err != nil {
+			panic(err)
+		}
+	case 16:
+		_, err := decodeCensus(s.repairCensusKey(), value)
+		return err
 	case 12:
 		return apply(string(value)) // whatever the key
 	}

@@ -32,6 +32,8 @@ func FuzzDecode(f *testing.F) {
 		9:  &metav1.Topic{Uuid: u[:], Partitions: 3},
 		10: &metav1.Broker{Id: "b1", Url: "u"},
 		11: &metav1.Bookie{Id: "k1", Storage: u[:]},
+		15: &metav1.Repair{Causes: 3, Storages: [][]byte{u[:]}, Stuck: "no bookie"},
+		16: &metav1.RepairCensus{Auditor: "b1", Absent: []*metav1.AbsentBookie{{Storage: u[:]}}},
 		13: &metav1.Mark{Kind: metav1.MarkKind_MARK_KIND_DEAD, Bookie: "k1", Operation: "op-1"},
 		14: &metav1.Operation{
 			Kind: metav1.OperationKind_OPERATION_KIND_RECOVER, Bookie: "k1", Storage: u[:], PauseAboveP99Us: 9,

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
 
@@ -44,7 +45,7 @@ func TestSecondBookieDiesInTheMidstOfARepair(t *testing.T) {
 	}
 	w.stop(0)
 	slow := brisk("a")
-	slow.BytesPerSecond = 1 << 20
+	slow.BytesPerSecond = 4 << 20
 	w.run(slow, nil)
 	w.until("some are mended", func() bool {
 		h, err := w.meta.LedgersOn(w.ctx, w.uuids[0])
@@ -211,4 +212,24 @@ func TestMarkedBookiesAreRelieved(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Copies that a writer has given up are made when it says so, and not only when the comparison comes by.
+func TestHintsAreFollowed(t *testing.T) {
+	t.Parallel()
+	w := newTown(t, 3)
+	id := w.writeAs(plan{
+		replication: three, fragments: []meta.Fragment{w.fragment(0, 0, 1, 2)}, entries: 20,
+		without: func(e entry.EntryID, u entry.StorageUUID) bool { return u == w.uuids[1] && e > 10 },
+	})
+	cfg := brisk("a")
+	cfg.CompareEvery = time.Hour
+	r, _ := w.run(cfg, nil)
+	r.Hint(ledger.Hint{Ledger: id, Fragment: 0, Slot: 1, UUID: w.uuids[1], First: 11, Last: 19})
+	w.until("all copies are there", func() bool {
+		got, err := w.control.ListEntries(w.ctx, w.uuids[1], id, 0, 19)
+		w.check(err)
+		return got.Bits[2] == 0xf && got.Bits[1] == 0xff
+	})
+	w.audit()
 }

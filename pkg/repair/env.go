@@ -66,6 +66,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// LeaseID names the lease under which something is claimed.
+type LeaseID = lease.ID
+
 // Metadata is what repair needs of the metadata store. *meta.Store is one.
 type Metadata interface {
 	GetLedger(ctx context.Context, id entry.LedgerID) (meta.Ledger, error)
@@ -84,9 +87,9 @@ type Metadata interface {
 	NoteRepair(ctx context.Context, r meta.Repair) error
 	UpdateRepair(ctx context.Context, r meta.Repair) (meta.Repair, error)
 	EndRepair(ctx context.Context, r meta.Repair) error
-	ClaimRepair(ctx context.Context, id entry.LedgerID, worker string, lease lease.ID) (bool, error)
-	ReleaseRepair(ctx context.Context, id entry.LedgerID, lease lease.ID) error
-	ClaimAudit(ctx context.Context, worker string, lease lease.ID) (bool, error)
+	ClaimRepair(ctx context.Context, id entry.LedgerID, worker string, lease LeaseID) (bool, error)
+	ReleaseRepair(ctx context.Context, id entry.LedgerID, lease LeaseID) error
+	ClaimAudit(ctx context.Context, worker string, lease LeaseID) (bool, error)
 	GetRepairCensus(ctx context.Context) (meta.RepairCensus, error)
 	PutRepairCensus(ctx context.Context, c meta.RepairCensus) error
 }
