@@ -81,6 +81,12 @@ func (a *app) ledgerList() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if damaged, err := cmd.Flags().GetBool("under-replicated"); err != nil || damaged {
+				if err != nil {
+					return err
+				}
+				return a.listUnderReplicated(cmd, format)
+			}
 			request := &brokerv1.ListLedgersRequest{}
 			for _, err := range []error{
 				stringFlag(cmd, "topic", &request.Topic), stringFlag(cmd, "on", &request.Bookie),
@@ -122,6 +128,7 @@ func (a *app) ledgerList() *cobra.Command {
 	cmd.Flags().String("topic", "", "only ledgers of this topic or partition")
 	cmd.Flags().String("on", "", "only ledgers that name this bookie (id or storage UUID)")
 	cmd.Flags().Uint32("limit", 1000, "at most so many")
+	cmd.Flags().Bool("under-replicated", false, "only ledgers that lack copies or have them where they should not be, and what is done about it; --on: those on it")
 	addOutputFlag(cmd)
 	return cmd
 }
