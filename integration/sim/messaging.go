@@ -289,6 +289,9 @@ func (s *servedBundle) openTopic(i int) (*servedTopic, error) {
 	m.w.trace(b.name, t.subject(), "opened %s with epoch %d at offset %d", t.name, s.guard.Epoch, log.Next())
 	subs, err := st.set.List(s.ctx)
 	if err != nil {
+		if m.w.restored { // a broker keeps a topic whose subscriptions cannot be read; this one opens it again for whoever asks
+			_ = sched.Sleep(s.ctx, s.b.sched, 2*time.Second)
+		}
 		s.drop(st)
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
@@ -509,7 +512,7 @@ func (m *messaging) backlog() int {
 			switch {
 			case c.topic != i || c.sub != "" && counted[c.sub]:
 			case c.sub == "":
-				n += cursor.Range{First: c.next, End: st.log.Next()}.Len()
+				n += cursor.Range{First: max(c.next, st.log.Earliest()), End: st.log.Next()}.Len()
 			case st.views[c.sub] == nil:
 				return 0
 			default:

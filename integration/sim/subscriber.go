@@ -64,7 +64,7 @@ func (s *subscriber) subject() subject { return subject{topic: s.m.tp.index + 1}
 // settled reports whether there is nothing left for it.
 func (s *subscriber) settled(st *servedTopic) bool {
 	if s.sub == "" {
-		return s.t == st.t && s.next >= st.log.Next()
+		return s.t == st.t && max(s.next, st.log.Earliest()) >= st.log.Next() // what is trimmed does not reach it any more
 	}
 	v := st.views[s.sub]
 	return v != nil && len(v.sub.Missing(nil, cursor.Range{First: st.t.start, End: st.log.Next()})) == 0
