@@ -19,7 +19,7 @@ const module = "github.com/penstock-mq/penstock"
 var floors = [][]string{
 	{"pkg/entry", "pkg/vfs", "pkg/sched", "pkg/budget", "pkg/hash", "pkg/topicname", "pkg/ops"},
 	{"pkg/frame", "pkg/bookiewire", "pkg/segment", "pkg/quorum", "pkg/meta", "pkg/lease", "pkg/bench/rawdisk"},
-	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership"},
+	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership", "pkg/operation"},
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},
 	{"pkg/topic", "pkg/statelog", "pkg/chain/chaintest"},
 	{"pkg/subscription", "pkg/repair"},

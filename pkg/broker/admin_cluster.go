@@ -37,16 +37,9 @@ func (a *admin) ListBookies(ctx context.Context, _ *brokerv1.ListBookiesRequest)
 	}
 	out := &brokerv1.ListBookiesResponse{}
 	for _, c := range cookies {
-		ledgers, err := a.b.deps.Meta.LedgersOn(ctx, c.UUID)
+		info, _, err := a.bookieInfo(ctx, c)
 		if err != nil {
-			return nil, statusError(fmt.Errorf("list ledgers of bookie %s: %w", c.ID, err))
-		}
-		info := &brokerv1.BookieInfo{Id: c.ID, StorageUuid: c.UUID.String(), State: "OFFLINE", Ledgers: uint64(len(ledgers))}
-		if c.Retired {
-			info.State = "RETIRED"
-		} else if k, ok := a.b.deps.Cache.Bookie(c.UUID); ok {
-			info.State, info.Address, info.Http, info.Zone, info.Host = k.State.String(), k.Data, k.HTTP, k.Zone, k.Host
-			info.FreeBytes, info.TotalBytes, info.Sync, info.Version = k.FreeBytes, k.TotalBytes, k.Sync, k.Version
+			return nil, statusError(err)
 		}
 		out.Bookies = append(out.Bookies, info)
 	}

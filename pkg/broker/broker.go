@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/budget"
 	"github.com/penstock-mq/penstock/pkg/chain"
 	"github.com/penstock-mq/penstock/pkg/dispatch"
+	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/frame"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
@@ -114,14 +115,22 @@ func (b *Broker) environments() (topic.Env, statelog.Env) {
 	return topics, states
 }
 
-// candidates lists the live bookies for placement.
+// candidates lists the live bookies for placement, and those that are marked: an open ledger must leave them, also when
+// they are down.
 func (b *Broker) candidates() []ledger.Candidate {
 	bookies := b.deps.Cache.Bookies()
 	out := make([]ledger.Candidate, len(bookies))
+	alive := make(map[entry.StorageUUID]bool, len(bookies))
 	for i, k := range bookies {
 		out[i] = ledger.Candidate{
 			UUID: k.UUID, Host: k.Host, Zone: k.Zone, FreeBytes: k.FreeBytes,
 			Writable: k.State == meta.BookieWritable, Draining: k.Draining, Full: k.State == meta.BookieFull,
+		}
+		alive[k.UUID] = true
+	}
+	for _, m := range b.deps.Cache.Marks() {
+		if !alive[m.UUID] {
+			out = append(out, ledger.Candidate{UUID: m.UUID, Draining: true, Absent: true})
 		}
 	}
 	return out
@@ -142,6 +151,8 @@ func (b *Broker) Run(ctx context.Context) {
 	loops.Go(func() { b.keepHouse(ctx) })
 	loops.Go(func() { b.followDeletions(ctx) })
 	loops.Go(func() { b.runRepair(ctx) })
+	loops.Go(func() { b.followMarks(ctx) })
+	loops.Go(func() { b.runOperations(ctx) })
 	b.owner.Run(ctx)
 	loops.Wait()
 	b.end()

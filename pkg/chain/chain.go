@@ -198,6 +198,16 @@ func (c *Chain) Roll() {
 	c.handOver()
 }
 
+// CandidatesChanged tells the open ledger's writer to look at the bookies: one of its ensemble may have to be replaced though
+// nothing is appended. It does not wait.
+func (c *Chain) CandidatesChanged() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cur != nil && !c.stopping {
+		c.cur.w.CandidatesChanged()
+	}
+}
+
 // Retire closes the open ledger, so that it can be trimmed, if appends to it cannot go on for full disks, nor in another
 // one; they are then refused, as they are without an open ledger. Otherwise it does nothing: ledgers roll by themselves.
 func (c *Chain) Retire() {

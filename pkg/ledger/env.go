@@ -51,6 +51,8 @@ type Candidate struct {
 	Writable, Draining bool
 	// Full says of one that is not writable that open ledgers get no room either, but for urgent adds.
 	Full bool
+	// Absent says of one that is draining that it is not registered now: where it is, and on which host, is not known.
+	Absent bool
 }
 
 // Candidates lists the registered bookies, from a watch cache. It must not block; the result is read only.

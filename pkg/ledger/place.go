@@ -145,6 +145,7 @@ func newPlacer(req PlaceRequest) *placer {
 	for _, c := range req.Candidates {
 		_, stays := kept[c.UUID]
 		switch {
+		case stays && c.Absent: // its slot knows its host
 		case stays:
 			kept[c.UUID] = hostOf(c) // disks move
 		case c.UUID.IsZero():

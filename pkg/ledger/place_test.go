@@ -190,6 +190,11 @@ func TestPlaceKnowsTheHostOfALapsedRegistration(t *testing.T) {
 	got, err = place(slots, moved, all[3])
 	noError(t, err)
 	equal(t, all[3].UUID, got[open].UUID)
+	// One that is listed although it is not registered says nothing of its host.
+	absent := ledger.Candidate{UUID: all[0].UUID, Draining: true, Absent: true}
+	if got, err := place(slots, absent, all[3]); err == nil {
+		t.Errorf("two copies on one host: %v", got)
+	}
 	// Older records name no host: the registration alone does.
 	slots[at].Host = 0
 	if got, err := place(slots, all[0], all[3]); err == nil {

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
@@ -217,4 +219,35 @@ func TestAnOperationFinishesWithoutReferencesOnly(t *testing.T) {
 func (f *fixture) closeAfter(c meta.Chain, l meta.Ledger, n int64) (meta.Chain, error) {
 	c, _, err := f.CloseLedger(f.t.Context(), f.guard, c, closing(c, l, n))
 	return c, err
+}
+
+// A role has one holder, until that gives it back or its lease ends.
+func TestRoles(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx := t.Context()
+	first, second := newLease(t), newLease(t)
+	claim := func(lease clientv3.LeaseID, want bool) {
+		t.Helper()
+		got, err := f.ClaimRole(ctx, "operations", "b", lease)
+		check(t, err)
+		if got != want {
+			t.Fatalf("claimed under lease %d: %v, want %v", lease, got, want)
+		}
+	}
+	claim(first, true)
+	claim(first, true)
+	claim(second, false)
+	check(t, f.ReleaseRole(ctx, "operations", second))
+	claim(second, false)
+	check(t, f.ReleaseRole(ctx, "operations", first))
+	claim(second, true)
+	_, err := etcd.Client().Revoke(ctx, second)
+	check(t, err)
+	claim(first, true)
+	for _, gone := range []clientv3.LeaseID{second, clientv3.NoLease} {
+		if _, err := f.ClaimRole(ctx, "another", "b", gone); !errors.Is(err, meta.ErrLease) {
+			t.Fatalf("claimed under no lease: %v", err)
+		}
+	}
 }

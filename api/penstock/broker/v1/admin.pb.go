@@ -76,6 +76,116 @@ func (BacklogAction) EnumDescriptor() ([]byte, []int) {
 	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+// OperationKind says what an operation does.
+type OperationKind int32
+
+const (
+	// Not an operation.
+	OperationKind_OPERATION_KIND_UNSPECIFIED OperationKind = 0
+	// Empty a live bookie, and retire its storage identity.
+	OperationKind_OPERATION_KIND_DECOMMISSION OperationKind = 1
+	// Make the copies of a bookie anew that is dead for good, and retire its storage identity.
+	OperationKind_OPERATION_KIND_RECOVER OperationKind = 2
+)
+
+// Enum value maps for OperationKind.
+var (
+	OperationKind_name = map[int32]string{
+		0: "OPERATION_KIND_UNSPECIFIED",
+		1: "OPERATION_KIND_DECOMMISSION",
+		2: "OPERATION_KIND_RECOVER",
+	}
+	OperationKind_value = map[string]int32{
+		"OPERATION_KIND_UNSPECIFIED":  0,
+		"OPERATION_KIND_DECOMMISSION": 1,
+		"OPERATION_KIND_RECOVER":      2,
+	}
+)
+
+func (x OperationKind) Enum() *OperationKind {
+	p := new(OperationKind)
+	*p = x
+	return p
+}
+
+func (x OperationKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OperationKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstock_broker_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (OperationKind) Type() protoreflect.EnumType {
+	return &file_penstock_broker_v1_admin_proto_enumTypes[1]
+}
+
+func (x OperationKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OperationKind.Descriptor instead.
+func (OperationKind) EnumDescriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+// OperationChange is what to do with an operation.
+type OperationChange int32
+
+const (
+	// Nothing.
+	OperationChange_OPERATION_CHANGE_UNSPECIFIED OperationChange = 0
+	// Copy nothing until it is resumed.
+	OperationChange_OPERATION_CHANGE_PAUSE OperationChange = 1
+	// Go on.
+	OperationChange_OPERATION_CHANGE_RESUME OperationChange = 2
+	// Give it up, and place copies on the bookie again. What was copied stays copied.
+	OperationChange_OPERATION_CHANGE_CANCEL OperationChange = 3
+)
+
+// Enum value maps for OperationChange.
+var (
+	OperationChange_name = map[int32]string{
+		0: "OPERATION_CHANGE_UNSPECIFIED",
+		1: "OPERATION_CHANGE_PAUSE",
+		2: "OPERATION_CHANGE_RESUME",
+		3: "OPERATION_CHANGE_CANCEL",
+	}
+	OperationChange_value = map[string]int32{
+		"OPERATION_CHANGE_UNSPECIFIED": 0,
+		"OPERATION_CHANGE_PAUSE":       1,
+		"OPERATION_CHANGE_RESUME":      2,
+		"OPERATION_CHANGE_CANCEL":      3,
+	}
+)
+
+func (x OperationChange) Enum() *OperationChange {
+	p := new(OperationChange)
+	*p = x
+	return p
+}
+
+func (x OperationChange) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OperationChange) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstock_broker_v1_admin_proto_enumTypes[2].Descriptor()
+}
+
+func (OperationChange) Type() protoreflect.EnumType {
+	return &file_penstock_broker_v1_admin_proto_enumTypes[2]
+}
+
+func (x OperationChange) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OperationChange.Descriptor instead.
+func (OperationChange) EnumDescriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
 // CreateTopicRequest names a topic to create.
 type CreateTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2713,7 +2823,11 @@ type BookieInfo struct {
 	// "every group", or the interval policy in words.
 	Sync string `protobuf:"bytes,11,opt,name=sync,proto3" json:"sync,omitempty"`
 	// Version.
-	Version       string `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,12,opt,name=version,proto3" json:"version,omitempty"`
+	// MAINTENANCE, EMPTYING or DEAD while it is marked, so that nothing new is placed on it; else empty.
+	Mark string `protobuf:"bytes,13,opt,name=mark,proto3" json:"mark,omitempty"`
+	// Operation that empties it, if one does.
+	Operation     string `protobuf:"bytes,14,opt,name=operation,proto3" json:"operation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2828,6 +2942,20 @@ func (x *BookieInfo) GetSync() string {
 func (x *BookieInfo) GetVersion() string {
 	if x != nil {
 		return x.Version
+	}
+	return ""
+}
+
+func (x *BookieInfo) GetMark() string {
+	if x != nil {
+		return x.Mark
+	}
+	return ""
+}
+
+func (x *BookieInfo) GetOperation() string {
+	if x != nil {
+		return x.Operation
 	}
 	return ""
 }
@@ -3991,6 +4119,1403 @@ func (*ReleaseLedgerResponse) Descriptor() ([]byte, []int) {
 	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
+// VerifyLedgersRequest says which ledgers to verify.
+type VerifyLedgersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger ids.
+	Ledgers []uint64 `protobuf:"varint,1,rep,packed,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// Topic or partition, all of whose ledgers are verified; empty for none.
+	Topic         string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyLedgersRequest) Reset() {
+	*x = VerifyLedgersRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyLedgersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyLedgersRequest) ProtoMessage() {}
+
+func (x *VerifyLedgersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyLedgersRequest.ProtoReflect.Descriptor instead.
+func (*VerifyLedgersRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *VerifyLedgersRequest) GetLedgers() []uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return nil
+}
+
+func (x *VerifyLedgersRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+// CopyProblem is a copy that is not as it should be.
+type CopyProblem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Entry.
+	Entry int64 `protobuf:"varint,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// Bookie id, or the storage UUID of one that is not known.
+	Bookie string `protobuf:"bytes,2,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// MISSING, CORRUPT, DIFFERENT or UNREACHABLE.
+	What string `protobuf:"bytes,3,opt,name=what,proto3" json:"what,omitempty"`
+	// What the bookie said.
+	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyProblem) Reset() {
+	*x = CopyProblem{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyProblem) ProtoMessage() {}
+
+func (x *CopyProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyProblem.ProtoReflect.Descriptor instead.
+func (*CopyProblem) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *CopyProblem) GetEntry() int64 {
+	if x != nil {
+		return x.Entry
+	}
+	return 0
+}
+
+func (x *CopyProblem) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *CopyProblem) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *CopyProblem) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+// VerifyLedgersResponse is the report of one ledger.
+type VerifyLedgersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Ledger uint64 `protobuf:"varint,1,opt,name=ledger,proto3" json:"ledger,omitempty"`
+	// Its state when it was read: OPEN, IN_RECOVERY, CLOSED or DELETING.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Entries looked at: all up to the last confirmed one.
+	Entries uint64 `protobuf:"varint,3,opt,name=entries,proto3" json:"entries,omitempty"`
+	// Copies that there should be of them.
+	Copies uint64 `protobuf:"varint,4,opt,name=copies,proto3" json:"copies,omitempty"`
+	// Copies that were read and have the checksum of the entry.
+	Good uint64 `protobuf:"varint,5,opt,name=good,proto3" json:"good,omitempty"`
+	// Bytes of the good copies.
+	Bytes uint64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Copies of the entry that has the fewest good ones; 0 without entries.
+	Fewest uint32 `protobuf:"varint,7,opt,name=fewest,proto3" json:"fewest,omitempty"`
+	// What is not as it should be, at most 100 of it.
+	Problems []*CopyProblem `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Why the ledger could not be verified; empty if it was.
+	Error         string `protobuf:"bytes,9,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyLedgersResponse) Reset() {
+	*x = VerifyLedgersResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyLedgersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyLedgersResponse) ProtoMessage() {}
+
+func (x *VerifyLedgersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyLedgersResponse.ProtoReflect.Descriptor instead.
+func (*VerifyLedgersResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *VerifyLedgersResponse) GetLedger() uint64 {
+	if x != nil {
+		return x.Ledger
+	}
+	return 0
+}
+
+func (x *VerifyLedgersResponse) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *VerifyLedgersResponse) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *VerifyLedgersResponse) GetCopies() uint64 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+func (x *VerifyLedgersResponse) GetGood() uint64 {
+	if x != nil {
+		return x.Good
+	}
+	return 0
+}
+
+func (x *VerifyLedgersResponse) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *VerifyLedgersResponse) GetFewest() uint32 {
+	if x != nil {
+		return x.Fewest
+	}
+	return 0
+}
+
+func (x *VerifyLedgersResponse) GetProblems() []*CopyProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *VerifyLedgersResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// DescribeBookieRequest names a bookie.
+type DescribeBookieRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id or storage UUID.
+	Bookie        string `protobuf:"bytes,1,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeBookieRequest) Reset() {
+	*x = DescribeBookieRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeBookieRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeBookieRequest) ProtoMessage() {}
+
+func (x *DescribeBookieRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeBookieRequest.ProtoReflect.Descriptor instead.
+func (*DescribeBookieRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *DescribeBookieRequest) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+// DescribeBookieResponse tells what is known of it.
+type DescribeBookieResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is listed of it.
+	Bookie *BookieInfo `protobuf:"bytes,1,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Ledgers that are open and name it in their last fragment.
+	OpenLedgers uint64 `protobuf:"varint,2,opt,name=open_ledgers,json=openLedgers,proto3" json:"open_ledgers,omitempty"`
+	// Ledgers among all that name it which are being deleted.
+	DeletingLedgers uint64 `protobuf:"varint,3,opt,name=deleting_ledgers,json=deletingLedgers,proto3" json:"deleting_ledgers,omitempty"`
+	// Bytes of entries that should be there, estimated from metadata of closed ledgers.
+	EntryBytes uint64 `protobuf:"varint,4,opt,name=entry_bytes,json=entryBytes,proto3" json:"entry_bytes,omitempty"`
+	// Since when it is marked.
+	Marked        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=marked,proto3" json:"marked,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeBookieResponse) Reset() {
+	*x = DescribeBookieResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeBookieResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeBookieResponse) ProtoMessage() {}
+
+func (x *DescribeBookieResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeBookieResponse.ProtoReflect.Descriptor instead.
+func (*DescribeBookieResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *DescribeBookieResponse) GetBookie() *BookieInfo {
+	if x != nil {
+		return x.Bookie
+	}
+	return nil
+}
+
+func (x *DescribeBookieResponse) GetOpenLedgers() uint64 {
+	if x != nil {
+		return x.OpenLedgers
+	}
+	return 0
+}
+
+func (x *DescribeBookieResponse) GetDeletingLedgers() uint64 {
+	if x != nil {
+		return x.DeletingLedgers
+	}
+	return 0
+}
+
+func (x *DescribeBookieResponse) GetEntryBytes() uint64 {
+	if x != nil {
+		return x.EntryBytes
+	}
+	return 0
+}
+
+func (x *DescribeBookieResponse) GetMarked() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Marked
+	}
+	return nil
+}
+
+// DrainBookieRequest names a bookie.
+type DrainBookieRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id.
+	Bookie string `protobuf:"bytes,1,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// End the maintenance.
+	Undo          bool `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainBookieRequest) Reset() {
+	*x = DrainBookieRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainBookieRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainBookieRequest) ProtoMessage() {}
+
+func (x *DrainBookieRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainBookieRequest.ProtoReflect.Descriptor instead.
+func (*DrainBookieRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *DrainBookieRequest) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *DrainBookieRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+// DrainBookieResponse tells what still writes to it.
+type DrainBookieResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledgers that are open and name it in their last fragment.
+	OpenLedgers   uint64 `protobuf:"varint,1,opt,name=open_ledgers,json=openLedgers,proto3" json:"open_ledgers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainBookieResponse) Reset() {
+	*x = DrainBookieResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainBookieResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainBookieResponse) ProtoMessage() {}
+
+func (x *DrainBookieResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainBookieResponse.ProtoReflect.Descriptor instead.
+func (*DrainBookieResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *DrainBookieResponse) GetOpenLedgers() uint64 {
+	if x != nil {
+		return x.OpenLedgers
+	}
+	return 0
+}
+
+// OperationOptions bound what an operation may do.
+type OperationOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Most bytes a second that may be copied for it; 0 for no bound of its own.
+	Rate uint64 `protobuf:"varint,1,opt,name=rate,proto3" json:"rate,omitempty"`
+	// Copying waits while the 99th percentile of publishing, on the broker that runs it, is above this; none for never.
+	PauseAboveP99 *durationpb.Duration `protobuf:"bytes,2,opt,name=pause_above_p99,json=pauseAboveP99,proto3" json:"pause_above_p99,omitempty"`
+	// Copies may go where a ledger's minimum of zones is not kept.
+	RelaxZones    bool `protobuf:"varint,3,opt,name=relax_zones,json=relaxZones,proto3" json:"relax_zones,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationOptions) Reset() {
+	*x = OperationOptions{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationOptions) ProtoMessage() {}
+
+func (x *OperationOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationOptions.ProtoReflect.Descriptor instead.
+func (*OperationOptions) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *OperationOptions) GetRate() uint64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *OperationOptions) GetPauseAboveP99() *durationpb.Duration {
+	if x != nil {
+		return x.PauseAboveP99
+	}
+	return nil
+}
+
+func (x *OperationOptions) GetRelaxZones() bool {
+	if x != nil {
+		return x.RelaxZones
+	}
+	return false
+}
+
+// StartOperationRequest says what to do to which bookie.
+type StartOperationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind.
+	Kind OperationKind `protobuf:"varint,1,opt,name=kind,proto3,enum=penstock.broker.v1.OperationKind" json:"kind,omitempty"`
+	// Bookie id.
+	Bookie string `protobuf:"bytes,2,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Options.
+	Options *OperationOptions `protobuf:"bytes,3,opt,name=options,proto3" json:"options,omitempty"`
+	// Return the plan, and begin nothing.
+	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartOperationRequest) Reset() {
+	*x = StartOperationRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartOperationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartOperationRequest) ProtoMessage() {}
+
+func (x *StartOperationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartOperationRequest.ProtoReflect.Descriptor instead.
+func (*StartOperationRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *StartOperationRequest) GetKind() OperationKind {
+	if x != nil {
+		return x.Kind
+	}
+	return OperationKind_OPERATION_KIND_UNSPECIFIED
+}
+
+func (x *StartOperationRequest) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *StartOperationRequest) GetOptions() *OperationOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *StartOperationRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+// PlanCheck is something that must hold before an operation may begin.
+type PlanCheck struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is checked, with the figures.
+	Text string `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// Whether it holds.
+	Ok bool `protobuf:"varint,2,opt,name=ok,proto3" json:"ok,omitempty"`
+	// What to do if it does not.
+	Advice        string `protobuf:"bytes,3,opt,name=advice,proto3" json:"advice,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanCheck) Reset() {
+	*x = PlanCheck{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanCheck) ProtoMessage() {}
+
+func (x *PlanCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanCheck.ProtoReflect.Descriptor instead.
+func (*PlanCheck) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *PlanCheck) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *PlanCheck) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *PlanCheck) GetAdvice() string {
+	if x != nil {
+		return x.Advice
+	}
+	return ""
+}
+
+// OperationPlan is what an operation would do.
+type OperationPlan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bookie id.
+	Bookie string `protobuf:"bytes,1,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Storage UUID.
+	StorageUuid string `protobuf:"bytes,2,opt,name=storage_uuid,json=storageUuid,proto3" json:"storage_uuid,omitempty"`
+	// Ledgers that name it.
+	Ledgers uint64 `protobuf:"varint,3,opt,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// Bytes of copies to make, estimated from metadata of closed ledgers.
+	Bytes uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Ids of the bookies that may take them.
+	Targets []string `protobuf:"bytes,5,rep,name=targets,proto3" json:"targets,omitempty"`
+	// Their zones.
+	Zones []string `protobuf:"bytes,6,rep,name=zones,proto3" json:"zones,omitempty"`
+	// What must hold.
+	Checks        []*PlanCheck `protobuf:"bytes,7,rep,name=checks,proto3" json:"checks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationPlan) Reset() {
+	*x = OperationPlan{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationPlan) ProtoMessage() {}
+
+func (x *OperationPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationPlan.ProtoReflect.Descriptor instead.
+func (*OperationPlan) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *OperationPlan) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *OperationPlan) GetStorageUuid() string {
+	if x != nil {
+		return x.StorageUuid
+	}
+	return ""
+}
+
+func (x *OperationPlan) GetLedgers() uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return 0
+}
+
+func (x *OperationPlan) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *OperationPlan) GetTargets() []string {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *OperationPlan) GetZones() []string {
+	if x != nil {
+		return x.Zones
+	}
+	return nil
+}
+
+func (x *OperationPlan) GetChecks() []*PlanCheck {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+// StartOperationResponse returns the plan, and the operation unless it was a dry run.
+type StartOperationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Plan *OperationPlan `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// The operation.
+	Operation     *Operation `protobuf:"bytes,2,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartOperationResponse) Reset() {
+	*x = StartOperationResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartOperationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartOperationResponse) ProtoMessage() {}
+
+func (x *StartOperationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartOperationResponse.ProtoReflect.Descriptor instead.
+func (*StartOperationResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *StartOperationResponse) GetPlan() *OperationPlan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *StartOperationResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+// OperationBlock says why one ledger does not go on.
+type OperationBlock struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Ledger id.
+	Ledger uint64 `protobuf:"varint,1,opt,name=ledger,proto3" json:"ledger,omitempty"`
+	// Topic's name, or the chain's.
+	Owner string `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Why, and what would help.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OperationBlock) Reset() {
+	*x = OperationBlock{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OperationBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OperationBlock) ProtoMessage() {}
+
+func (x *OperationBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OperationBlock.ProtoReflect.Descriptor instead.
+func (*OperationBlock) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *OperationBlock) GetLedger() uint64 {
+	if x != nil {
+		return x.Ledger
+	}
+	return 0
+}
+
+func (x *OperationBlock) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *OperationBlock) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Operation is long work that outlives the tool that began it.
+type Operation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Kind.
+	Kind OperationKind `protobuf:"varint,2,opt,name=kind,proto3,enum=penstock.broker.v1.OperationKind" json:"kind,omitempty"`
+	// PLANNED, DRAINING, COPYING, PROVING, DONE, CANCELLED or FAILED.
+	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	// Bookie id.
+	Bookie string `protobuf:"bytes,4,opt,name=bookie,proto3" json:"bookie,omitempty"`
+	// Storage UUID of its disk.
+	StorageUuid string `protobuf:"bytes,5,opt,name=storage_uuid,json=storageUuid,proto3" json:"storage_uuid,omitempty"`
+	// Options.
+	Options *OperationOptions `protobuf:"bytes,6,opt,name=options,proto3" json:"options,omitempty"`
+	// Whether a person paused it.
+	Paused bool `protobuf:"varint,7,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Why copying waits besides; empty when it does not.
+	Held string `protobuf:"bytes,8,opt,name=held,proto3" json:"held,omitempty"`
+	// Ledgers that named the bookie when it began.
+	Ledgers uint64 `protobuf:"varint,9,opt,name=ledgers,proto3" json:"ledgers,omitempty"`
+	// Bytes of them there, estimated.
+	Bytes uint64 `protobuf:"varint,10,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Ledgers that name it still.
+	LedgersLeft uint64 `protobuf:"varint,11,opt,name=ledgers_left,json=ledgersLeft,proto3" json:"ledgers_left,omitempty"`
+	// Bytes of them there, estimated.
+	BytesLeft uint64 `protobuf:"varint,12,opt,name=bytes_left,json=bytesLeft,proto3" json:"bytes_left,omitempty"`
+	// Ledgers among those left that are open and name it in their last fragment.
+	OpenLeft uint64 `protobuf:"varint,13,opt,name=open_left,json=openLeft,proto3" json:"open_left,omitempty"`
+	// Bytes a second, of late.
+	Speed uint64 `protobuf:"varint,14,opt,name=speed,proto3" json:"speed,omitempty"`
+	// How many ledgers are blocked.
+	Blocked uint64 `protobuf:"varint,15,opt,name=blocked,proto3" json:"blocked,omitempty"`
+	// The first of them.
+	Blocks []*OperationBlock `protobuf:"bytes,16,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	// Broker that runs it.
+	Runner string `protobuf:"bytes,17,opt,name=runner,proto3" json:"runner,omitempty"`
+	// Why it failed.
+	Error string `protobuf:"bytes,18,opt,name=error,proto3" json:"error,omitempty"`
+	// When it was created.
+	Created *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=created,proto3" json:"created,omitempty"`
+	// When its progress was written last.
+	Updated *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=updated,proto3" json:"updated,omitempty"`
+	// When it ended.
+	Ended         *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Operation) Reset() {
+	*x = Operation{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Operation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Operation) ProtoMessage() {}
+
+func (x *Operation) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Operation.ProtoReflect.Descriptor instead.
+func (*Operation) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *Operation) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Operation) GetKind() OperationKind {
+	if x != nil {
+		return x.Kind
+	}
+	return OperationKind_OPERATION_KIND_UNSPECIFIED
+}
+
+func (x *Operation) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *Operation) GetBookie() string {
+	if x != nil {
+		return x.Bookie
+	}
+	return ""
+}
+
+func (x *Operation) GetStorageUuid() string {
+	if x != nil {
+		return x.StorageUuid
+	}
+	return ""
+}
+
+func (x *Operation) GetOptions() *OperationOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+func (x *Operation) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *Operation) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
+}
+
+func (x *Operation) GetLedgers() uint64 {
+	if x != nil {
+		return x.Ledgers
+	}
+	return 0
+}
+
+func (x *Operation) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *Operation) GetLedgersLeft() uint64 {
+	if x != nil {
+		return x.LedgersLeft
+	}
+	return 0
+}
+
+func (x *Operation) GetBytesLeft() uint64 {
+	if x != nil {
+		return x.BytesLeft
+	}
+	return 0
+}
+
+func (x *Operation) GetOpenLeft() uint64 {
+	if x != nil {
+		return x.OpenLeft
+	}
+	return 0
+}
+
+func (x *Operation) GetSpeed() uint64 {
+	if x != nil {
+		return x.Speed
+	}
+	return 0
+}
+
+func (x *Operation) GetBlocked() uint64 {
+	if x != nil {
+		return x.Blocked
+	}
+	return 0
+}
+
+func (x *Operation) GetBlocks() []*OperationBlock {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *Operation) GetRunner() string {
+	if x != nil {
+		return x.Runner
+	}
+	return ""
+}
+
+func (x *Operation) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Operation) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
+func (x *Operation) GetUpdated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Updated
+	}
+	return nil
+}
+
+func (x *Operation) GetEnded() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// ListOperationsRequest is empty.
+type ListOperationsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOperationsRequest) Reset() {
+	*x = ListOperationsRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOperationsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOperationsRequest) ProtoMessage() {}
+
+func (x *ListOperationsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOperationsRequest.ProtoReflect.Descriptor instead.
+func (*ListOperationsRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{77}
+}
+
+// ListOperationsResponse lists operations, oldest first.
+type ListOperationsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The operations.
+	Operations    []*Operation `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListOperationsResponse) Reset() {
+	*x = ListOperationsResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListOperationsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListOperationsResponse) ProtoMessage() {}
+
+func (x *ListOperationsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListOperationsResponse.ProtoReflect.Descriptor instead.
+func (*ListOperationsResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *ListOperationsResponse) GetOperations() []*Operation {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+// GetOperationRequest names an operation.
+type GetOperationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetOperationRequest) Reset() {
+	*x = GetOperationRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetOperationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetOperationRequest) ProtoMessage() {}
+
+func (x *GetOperationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetOperationRequest.ProtoReflect.Descriptor instead.
+func (*GetOperationRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *GetOperationRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// GetOperationResponse returns it.
+type GetOperationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The operation.
+	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetOperationResponse) Reset() {
+	*x = GetOperationResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetOperationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetOperationResponse) ProtoMessage() {}
+
+func (x *GetOperationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetOperationResponse.ProtoReflect.Descriptor instead.
+func (*GetOperationResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *GetOperationResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
+// ChangeOperationRequest says what to do with which operation.
+type ChangeOperationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What to do.
+	Change        OperationChange `protobuf:"varint,2,opt,name=change,proto3,enum=penstock.broker.v1.OperationChange" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeOperationRequest) Reset() {
+	*x = ChangeOperationRequest{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeOperationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeOperationRequest) ProtoMessage() {}
+
+func (x *ChangeOperationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeOperationRequest.ProtoReflect.Descriptor instead.
+func (*ChangeOperationRequest) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ChangeOperationRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ChangeOperationRequest) GetChange() OperationChange {
+	if x != nil {
+		return x.Change
+	}
+	return OperationChange_OPERATION_CHANGE_UNSPECIFIED
+}
+
+// ChangeOperationResponse returns the operation as it is then.
+type ChangeOperationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The operation.
+	Operation     *Operation `protobuf:"bytes,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeOperationResponse) Reset() {
+	*x = ChangeOperationResponse{}
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeOperationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeOperationResponse) ProtoMessage() {}
+
+func (x *ChangeOperationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstock_broker_v1_admin_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeOperationResponse.ProtoReflect.Descriptor instead.
+func (*ChangeOperationResponse) Descriptor() ([]byte, []int) {
+	return file_penstock_broker_v1_admin_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ChangeOperationResponse) GetOperation() *Operation {
+	if x != nil {
+		return x.Operation
+	}
+	return nil
+}
+
 var File_penstock_broker_v1_admin_proto protoreflect.FileDescriptor
 
 const file_penstock_broker_v1_admin_proto_rawDesc = "" +
@@ -4173,7 +5698,7 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\astarted\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\"O\n" +
 	"\x13ListBrokersResponse\x128\n" +
 	"\abrokers\x18\x01 \x03(\v2\x1e.penstock.broker.v1.BrokerInfoR\abrokers\"\x14\n" +
-	"\x12ListBookiesRequest\"\xb3\x02\n" +
+	"\x12ListBookiesRequest\"\xe5\x02\n" +
 	"\n" +
 	"BookieInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
@@ -4190,7 +5715,9 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\aledgers\x18\n" +
 	" \x01(\x04R\aledgers\x12\x12\n" +
 	"\x04sync\x18\v \x01(\tR\x04sync\x12\x18\n" +
-	"\aversion\x18\f \x01(\tR\aversion\"O\n" +
+	"\aversion\x18\f \x01(\tR\aversion\x12\x12\n" +
+	"\x04mark\x18\r \x01(\tR\x04mark\x12\x1c\n" +
+	"\toperation\x18\x0e \x01(\tR\toperation\"O\n" +
 	"\x13ListBookiesResponse\x128\n" +
 	"\abookies\x18\x01 \x03(\v2\x1e.penstock.broker.v1.BookieInfoR\abookies\"n\n" +
 	"\x12ListLedgersRequest\x12\x14\n" +
@@ -4275,11 +5802,119 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\bcompared\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bcompared\"&\n" +
 	"\x14ReleaseLedgerRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x17\n" +
-	"\x15ReleaseLedgerResponse*d\n" +
+	"\x15ReleaseLedgerResponse\"F\n" +
+	"\x14VerifyLedgersRequest\x12\x18\n" +
+	"\aledgers\x18\x01 \x03(\x04R\aledgers\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\"g\n" +
+	"\vCopyProblem\x12\x14\n" +
+	"\x05entry\x18\x01 \x01(\x03R\x05entry\x12\x16\n" +
+	"\x06bookie\x18\x02 \x01(\tR\x06bookie\x12\x12\n" +
+	"\x04what\x18\x03 \x01(\tR\x04what\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x8c\x02\n" +
+	"\x15VerifyLedgersResponse\x12\x16\n" +
+	"\x06ledger\x18\x01 \x01(\x04R\x06ledger\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
+	"\aentries\x18\x03 \x01(\x04R\aentries\x12\x16\n" +
+	"\x06copies\x18\x04 \x01(\x04R\x06copies\x12\x12\n" +
+	"\x04good\x18\x05 \x01(\x04R\x04good\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06fewest\x18\a \x01(\rR\x06fewest\x12;\n" +
+	"\bproblems\x18\b \x03(\v2\x1f.penstock.broker.v1.CopyProblemR\bproblems\x12\x14\n" +
+	"\x05error\x18\t \x01(\tR\x05error\"/\n" +
+	"\x15DescribeBookieRequest\x12\x16\n" +
+	"\x06bookie\x18\x01 \x01(\tR\x06bookie\"\xf3\x01\n" +
+	"\x16DescribeBookieResponse\x126\n" +
+	"\x06bookie\x18\x01 \x01(\v2\x1e.penstock.broker.v1.BookieInfoR\x06bookie\x12!\n" +
+	"\fopen_ledgers\x18\x02 \x01(\x04R\vopenLedgers\x12)\n" +
+	"\x10deleting_ledgers\x18\x03 \x01(\x04R\x0fdeletingLedgers\x12\x1f\n" +
+	"\ventry_bytes\x18\x04 \x01(\x04R\n" +
+	"entryBytes\x122\n" +
+	"\x06marked\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06marked\"@\n" +
+	"\x12DrainBookieRequest\x12\x16\n" +
+	"\x06bookie\x18\x01 \x01(\tR\x06bookie\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\"8\n" +
+	"\x13DrainBookieResponse\x12!\n" +
+	"\fopen_ledgers\x18\x01 \x01(\x04R\vopenLedgers\"\x8a\x01\n" +
+	"\x10OperationOptions\x12\x12\n" +
+	"\x04rate\x18\x01 \x01(\x04R\x04rate\x12A\n" +
+	"\x0fpause_above_p99\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\rpauseAboveP99\x12\x1f\n" +
+	"\vrelax_zones\x18\x03 \x01(\bR\n" +
+	"relaxZones\"\xbf\x01\n" +
+	"\x15StartOperationRequest\x125\n" +
+	"\x04kind\x18\x01 \x01(\x0e2!.penstock.broker.v1.OperationKindR\x04kind\x12\x16\n" +
+	"\x06bookie\x18\x02 \x01(\tR\x06bookie\x12>\n" +
+	"\aoptions\x18\x03 \x01(\v2$.penstock.broker.v1.OperationOptionsR\aoptions\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"G\n" +
+	"\tPlanCheck\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x0e\n" +
+	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x16\n" +
+	"\x06advice\x18\x03 \x01(\tR\x06advice\"\xe1\x01\n" +
+	"\rOperationPlan\x12\x16\n" +
+	"\x06bookie\x18\x01 \x01(\tR\x06bookie\x12!\n" +
+	"\fstorage_uuid\x18\x02 \x01(\tR\vstorageUuid\x12\x18\n" +
+	"\aledgers\x18\x03 \x01(\x04R\aledgers\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\atargets\x18\x05 \x03(\tR\atargets\x12\x14\n" +
+	"\x05zones\x18\x06 \x03(\tR\x05zones\x125\n" +
+	"\x06checks\x18\a \x03(\v2\x1d.penstock.broker.v1.PlanCheckR\x06checks\"\x8c\x01\n" +
+	"\x16StartOperationResponse\x125\n" +
+	"\x04plan\x18\x01 \x01(\v2!.penstock.broker.v1.OperationPlanR\x04plan\x12;\n" +
+	"\toperation\x18\x02 \x01(\v2\x1d.penstock.broker.v1.OperationR\toperation\"V\n" +
+	"\x0eOperationBlock\x12\x16\n" +
+	"\x06ledger\x18\x01 \x01(\x04R\x06ledger\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xd6\x05\n" +
+	"\tOperation\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
+	"\x04kind\x18\x02 \x01(\x0e2!.penstock.broker.v1.OperationKindR\x04kind\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x16\n" +
+	"\x06bookie\x18\x04 \x01(\tR\x06bookie\x12!\n" +
+	"\fstorage_uuid\x18\x05 \x01(\tR\vstorageUuid\x12>\n" +
+	"\aoptions\x18\x06 \x01(\v2$.penstock.broker.v1.OperationOptionsR\aoptions\x12\x16\n" +
+	"\x06paused\x18\a \x01(\bR\x06paused\x12\x12\n" +
+	"\x04held\x18\b \x01(\tR\x04held\x12\x18\n" +
+	"\aledgers\x18\t \x01(\x04R\aledgers\x12\x14\n" +
+	"\x05bytes\x18\n" +
+	" \x01(\x04R\x05bytes\x12!\n" +
+	"\fledgers_left\x18\v \x01(\x04R\vledgersLeft\x12\x1d\n" +
+	"\n" +
+	"bytes_left\x18\f \x01(\x04R\tbytesLeft\x12\x1b\n" +
+	"\topen_left\x18\r \x01(\x04R\bopenLeft\x12\x14\n" +
+	"\x05speed\x18\x0e \x01(\x04R\x05speed\x12\x18\n" +
+	"\ablocked\x18\x0f \x01(\x04R\ablocked\x12:\n" +
+	"\x06blocks\x18\x10 \x03(\v2\".penstock.broker.v1.OperationBlockR\x06blocks\x12\x16\n" +
+	"\x06runner\x18\x11 \x01(\tR\x06runner\x12\x14\n" +
+	"\x05error\x18\x12 \x01(\tR\x05error\x124\n" +
+	"\acreated\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
+	"\aupdated\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\aupdated\x120\n" +
+	"\x05ended\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\"\x17\n" +
+	"\x15ListOperationsRequest\"W\n" +
+	"\x16ListOperationsResponse\x12=\n" +
+	"\n" +
+	"operations\x18\x01 \x03(\v2\x1d.penstock.broker.v1.OperationR\n" +
+	"operations\"%\n" +
+	"\x13GetOperationRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"S\n" +
+	"\x14GetOperationResponse\x12;\n" +
+	"\toperation\x18\x01 \x01(\v2\x1d.penstock.broker.v1.OperationR\toperation\"e\n" +
+	"\x16ChangeOperationRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12;\n" +
+	"\x06change\x18\x02 \x01(\x0e2#.penstock.broker.v1.OperationChangeR\x06change\"V\n" +
+	"\x17ChangeOperationResponse\x12;\n" +
+	"\toperation\x18\x01 \x01(\v2\x1d.penstock.broker.v1.OperationR\toperation*d\n" +
 	"\rBacklogAction\x12\x1e\n" +
 	"\x1aBACKLOG_ACTION_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15BACKLOG_ACTION_REFUSE\x10\x01\x12\x18\n" +
-	"\x14BACKLOG_ACTION_EVICT\x10\x022\xac\x14\n" +
+	"\x14BACKLOG_ACTION_EVICT\x10\x02*l\n" +
+	"\rOperationKind\x12\x1e\n" +
+	"\x1aOPERATION_KIND_UNSPECIFIED\x10\x00\x12\x1f\n" +
+	"\x1bOPERATION_KIND_DECOMMISSION\x10\x01\x12\x1a\n" +
+	"\x16OPERATION_KIND_RECOVER\x10\x02*\x89\x01\n" +
+	"\x0fOperationChange\x12 \n" +
+	"\x1cOPERATION_CHANGE_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16OPERATION_CHANGE_PAUSE\x10\x01\x12\x1b\n" +
+	"\x17OPERATION_CHANGE_RESUME\x10\x02\x12\x1b\n" +
+	"\x17OPERATION_CHANGE_CANCEL\x10\x032\xfe\x19\n" +
 	"\x05Admin\x12^\n" +
 	"\vCreateTopic\x12&.penstock.broker.v1.CreateTopicRequest\x1a'.penstock.broker.v1.CreateTopicResponse\x12[\n" +
 	"\n" +
@@ -4307,7 +5942,14 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"ReadLedger\x12%.penstock.broker.v1.ReadLedgerRequest\x1a&.penstock.broker.v1.ReadLedgerResponse0\x01\x12v\n" +
 	"\x13ListUnderReplicated\x12..penstock.broker.v1.ListUnderReplicatedRequest\x1a/.penstock.broker.v1.ListUnderReplicatedResponse\x12d\n" +
-	"\rReleaseLedger\x12(.penstock.broker.v1.ReleaseLedgerRequest\x1a).penstock.broker.v1.ReleaseLedgerResponseBAZ?github.com/penstock-mq/penstock/api/penstock/broker/v1;brokerv1b\x06proto3"
+	"\rReleaseLedger\x12(.penstock.broker.v1.ReleaseLedgerRequest\x1a).penstock.broker.v1.ReleaseLedgerResponse\x12f\n" +
+	"\rVerifyLedgers\x12(.penstock.broker.v1.VerifyLedgersRequest\x1a).penstock.broker.v1.VerifyLedgersResponse0\x01\x12g\n" +
+	"\x0eDescribeBookie\x12).penstock.broker.v1.DescribeBookieRequest\x1a*.penstock.broker.v1.DescribeBookieResponse\x12^\n" +
+	"\vDrainBookie\x12&.penstock.broker.v1.DrainBookieRequest\x1a'.penstock.broker.v1.DrainBookieResponse\x12g\n" +
+	"\x0eStartOperation\x12).penstock.broker.v1.StartOperationRequest\x1a*.penstock.broker.v1.StartOperationResponse\x12g\n" +
+	"\x0eListOperations\x12).penstock.broker.v1.ListOperationsRequest\x1a*.penstock.broker.v1.ListOperationsResponse\x12a\n" +
+	"\fGetOperation\x12'.penstock.broker.v1.GetOperationRequest\x1a(.penstock.broker.v1.GetOperationResponse\x12j\n" +
+	"\x0fChangeOperation\x12*.penstock.broker.v1.ChangeOperationRequest\x1a+.penstock.broker.v1.ChangeOperationResponseBAZ?github.com/penstock-mq/penstock/api/penstock/broker/v1;brokerv1b\x06proto3"
 
 var (
 	file_penstock_broker_v1_admin_proto_rawDescOnce sync.Once
@@ -4321,163 +5963,218 @@ func file_penstock_broker_v1_admin_proto_rawDescGZIP() []byte {
 	return file_penstock_broker_v1_admin_proto_rawDescData
 }
 
-var file_penstock_broker_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_penstock_broker_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 63)
+var file_penstock_broker_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_penstock_broker_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_penstock_broker_v1_admin_proto_goTypes = []any{
 	(BacklogAction)(0),                   // 0: penstock.broker.v1.BacklogAction
-	(*CreateTopicRequest)(nil),           // 1: penstock.broker.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),          // 2: penstock.broker.v1.CreateTopicResponse
-	(*ListTopicsRequest)(nil),            // 3: penstock.broker.v1.ListTopicsRequest
-	(*TopicSummary)(nil),                 // 4: penstock.broker.v1.TopicSummary
-	(*ListTopicsResponse)(nil),           // 5: penstock.broker.v1.ListTopicsResponse
-	(*DescribeTopicRequest)(nil),         // 6: penstock.broker.v1.DescribeTopicRequest
-	(*LedgerRun)(nil),                    // 7: penstock.broker.v1.LedgerRun
-	(*DescribeTopicResponse)(nil),        // 8: penstock.broker.v1.DescribeTopicResponse
-	(*DeleteTopicRequest)(nil),           // 9: penstock.broker.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),          // 10: penstock.broker.v1.DeleteTopicResponse
-	(*UnloadTopicRequest)(nil),           // 11: penstock.broker.v1.UnloadTopicRequest
-	(*UnloadTopicResponse)(nil),          // 12: penstock.broker.v1.UnloadTopicResponse
-	(*CreateSubscriptionRequest)(nil),    // 13: penstock.broker.v1.CreateSubscriptionRequest
-	(*CreateSubscriptionResponse)(nil),   // 14: penstock.broker.v1.CreateSubscriptionResponse
-	(*ListSubscriptionsRequest)(nil),     // 15: penstock.broker.v1.ListSubscriptionsRequest
-	(*ListSubscriptionsResponse)(nil),    // 16: penstock.broker.v1.ListSubscriptionsResponse
-	(*Subscription)(nil),                 // 17: penstock.broker.v1.Subscription
-	(*DescribeSubscriptionRequest)(nil),  // 18: penstock.broker.v1.DescribeSubscriptionRequest
-	(*ConsumerState)(nil),                // 19: penstock.broker.v1.ConsumerState
-	(*DescribeSubscriptionResponse)(nil), // 20: penstock.broker.v1.DescribeSubscriptionResponse
-	(*SeekSubscriptionRequest)(nil),      // 21: penstock.broker.v1.SeekSubscriptionRequest
-	(*SeekSubscriptionResponse)(nil),     // 22: penstock.broker.v1.SeekSubscriptionResponse
-	(*DeleteSubscriptionRequest)(nil),    // 23: penstock.broker.v1.DeleteSubscriptionRequest
-	(*DeleteSubscriptionResponse)(nil),   // 24: penstock.broker.v1.DeleteSubscriptionResponse
-	(*CreateTenantRequest)(nil),          // 25: penstock.broker.v1.CreateTenantRequest
-	(*CreateTenantResponse)(nil),         // 26: penstock.broker.v1.CreateTenantResponse
-	(*ListTenantsRequest)(nil),           // 27: penstock.broker.v1.ListTenantsRequest
-	(*ListTenantsResponse)(nil),          // 28: penstock.broker.v1.ListTenantsResponse
-	(*DeleteTenantRequest)(nil),          // 29: penstock.broker.v1.DeleteTenantRequest
-	(*DeleteTenantResponse)(nil),         // 30: penstock.broker.v1.DeleteTenantResponse
-	(*Policies)(nil),                     // 31: penstock.broker.v1.Policies
-	(*CreateNamespaceRequest)(nil),       // 32: penstock.broker.v1.CreateNamespaceRequest
-	(*CreateNamespaceResponse)(nil),      // 33: penstock.broker.v1.CreateNamespaceResponse
-	(*ListNamespacesRequest)(nil),        // 34: penstock.broker.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),       // 35: penstock.broker.v1.ListNamespacesResponse
-	(*GetNamespaceRequest)(nil),          // 36: penstock.broker.v1.GetNamespaceRequest
-	(*Bundle)(nil),                       // 37: penstock.broker.v1.Bundle
-	(*GetNamespaceResponse)(nil),         // 38: penstock.broker.v1.GetNamespaceResponse
-	(*UpdateNamespaceRequest)(nil),       // 39: penstock.broker.v1.UpdateNamespaceRequest
-	(*UpdateNamespaceResponse)(nil),      // 40: penstock.broker.v1.UpdateNamespaceResponse
-	(*DeleteNamespaceRequest)(nil),       // 41: penstock.broker.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil),      // 42: penstock.broker.v1.DeleteNamespaceResponse
-	(*ListBrokersRequest)(nil),           // 43: penstock.broker.v1.ListBrokersRequest
-	(*BrokerInfo)(nil),                   // 44: penstock.broker.v1.BrokerInfo
-	(*ListBrokersResponse)(nil),          // 45: penstock.broker.v1.ListBrokersResponse
-	(*ListBookiesRequest)(nil),           // 46: penstock.broker.v1.ListBookiesRequest
-	(*BookieInfo)(nil),                   // 47: penstock.broker.v1.BookieInfo
-	(*ListBookiesResponse)(nil),          // 48: penstock.broker.v1.ListBookiesResponse
-	(*ListLedgersRequest)(nil),           // 49: penstock.broker.v1.ListLedgersRequest
-	(*Fragment)(nil),                     // 50: penstock.broker.v1.Fragment
-	(*FragmentSlot)(nil),                 // 51: penstock.broker.v1.FragmentSlot
-	(*Ledger)(nil),                       // 52: penstock.broker.v1.Ledger
-	(*ListLedgersResponse)(nil),          // 53: penstock.broker.v1.ListLedgersResponse
-	(*DescribeLedgerRequest)(nil),        // 54: penstock.broker.v1.DescribeLedgerRequest
-	(*DescribeLedgerResponse)(nil),       // 55: penstock.broker.v1.DescribeLedgerResponse
-	(*ReadLedgerRequest)(nil),            // 56: penstock.broker.v1.ReadLedgerRequest
-	(*ReadLedgerResponse)(nil),           // 57: penstock.broker.v1.ReadLedgerResponse
-	(*ListUnderReplicatedRequest)(nil),   // 58: penstock.broker.v1.ListUnderReplicatedRequest
-	(*UnderReplicatedLedger)(nil),        // 59: penstock.broker.v1.UnderReplicatedLedger
-	(*AbsentBookie)(nil),                 // 60: penstock.broker.v1.AbsentBookie
-	(*ListUnderReplicatedResponse)(nil),  // 61: penstock.broker.v1.ListUnderReplicatedResponse
-	(*ReleaseLedgerRequest)(nil),         // 62: penstock.broker.v1.ReleaseLedgerRequest
-	(*ReleaseLedgerResponse)(nil),        // 63: penstock.broker.v1.ReleaseLedgerResponse
-	(*Start)(nil),                        // 64: penstock.broker.v1.Start
-	(SubscriptionType)(0),                // 65: penstock.broker.v1.SubscriptionType
-	(*durationpb.Duration)(nil),          // 66: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),        // 67: google.protobuf.Timestamp
+	(OperationKind)(0),                   // 1: penstock.broker.v1.OperationKind
+	(OperationChange)(0),                 // 2: penstock.broker.v1.OperationChange
+	(*CreateTopicRequest)(nil),           // 3: penstock.broker.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),          // 4: penstock.broker.v1.CreateTopicResponse
+	(*ListTopicsRequest)(nil),            // 5: penstock.broker.v1.ListTopicsRequest
+	(*TopicSummary)(nil),                 // 6: penstock.broker.v1.TopicSummary
+	(*ListTopicsResponse)(nil),           // 7: penstock.broker.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),         // 8: penstock.broker.v1.DescribeTopicRequest
+	(*LedgerRun)(nil),                    // 9: penstock.broker.v1.LedgerRun
+	(*DescribeTopicResponse)(nil),        // 10: penstock.broker.v1.DescribeTopicResponse
+	(*DeleteTopicRequest)(nil),           // 11: penstock.broker.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),          // 12: penstock.broker.v1.DeleteTopicResponse
+	(*UnloadTopicRequest)(nil),           // 13: penstock.broker.v1.UnloadTopicRequest
+	(*UnloadTopicResponse)(nil),          // 14: penstock.broker.v1.UnloadTopicResponse
+	(*CreateSubscriptionRequest)(nil),    // 15: penstock.broker.v1.CreateSubscriptionRequest
+	(*CreateSubscriptionResponse)(nil),   // 16: penstock.broker.v1.CreateSubscriptionResponse
+	(*ListSubscriptionsRequest)(nil),     // 17: penstock.broker.v1.ListSubscriptionsRequest
+	(*ListSubscriptionsResponse)(nil),    // 18: penstock.broker.v1.ListSubscriptionsResponse
+	(*Subscription)(nil),                 // 19: penstock.broker.v1.Subscription
+	(*DescribeSubscriptionRequest)(nil),  // 20: penstock.broker.v1.DescribeSubscriptionRequest
+	(*ConsumerState)(nil),                // 21: penstock.broker.v1.ConsumerState
+	(*DescribeSubscriptionResponse)(nil), // 22: penstock.broker.v1.DescribeSubscriptionResponse
+	(*SeekSubscriptionRequest)(nil),      // 23: penstock.broker.v1.SeekSubscriptionRequest
+	(*SeekSubscriptionResponse)(nil),     // 24: penstock.broker.v1.SeekSubscriptionResponse
+	(*DeleteSubscriptionRequest)(nil),    // 25: penstock.broker.v1.DeleteSubscriptionRequest
+	(*DeleteSubscriptionResponse)(nil),   // 26: penstock.broker.v1.DeleteSubscriptionResponse
+	(*CreateTenantRequest)(nil),          // 27: penstock.broker.v1.CreateTenantRequest
+	(*CreateTenantResponse)(nil),         // 28: penstock.broker.v1.CreateTenantResponse
+	(*ListTenantsRequest)(nil),           // 29: penstock.broker.v1.ListTenantsRequest
+	(*ListTenantsResponse)(nil),          // 30: penstock.broker.v1.ListTenantsResponse
+	(*DeleteTenantRequest)(nil),          // 31: penstock.broker.v1.DeleteTenantRequest
+	(*DeleteTenantResponse)(nil),         // 32: penstock.broker.v1.DeleteTenantResponse
+	(*Policies)(nil),                     // 33: penstock.broker.v1.Policies
+	(*CreateNamespaceRequest)(nil),       // 34: penstock.broker.v1.CreateNamespaceRequest
+	(*CreateNamespaceResponse)(nil),      // 35: penstock.broker.v1.CreateNamespaceResponse
+	(*ListNamespacesRequest)(nil),        // 36: penstock.broker.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),       // 37: penstock.broker.v1.ListNamespacesResponse
+	(*GetNamespaceRequest)(nil),          // 38: penstock.broker.v1.GetNamespaceRequest
+	(*Bundle)(nil),                       // 39: penstock.broker.v1.Bundle
+	(*GetNamespaceResponse)(nil),         // 40: penstock.broker.v1.GetNamespaceResponse
+	(*UpdateNamespaceRequest)(nil),       // 41: penstock.broker.v1.UpdateNamespaceRequest
+	(*UpdateNamespaceResponse)(nil),      // 42: penstock.broker.v1.UpdateNamespaceResponse
+	(*DeleteNamespaceRequest)(nil),       // 43: penstock.broker.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil),      // 44: penstock.broker.v1.DeleteNamespaceResponse
+	(*ListBrokersRequest)(nil),           // 45: penstock.broker.v1.ListBrokersRequest
+	(*BrokerInfo)(nil),                   // 46: penstock.broker.v1.BrokerInfo
+	(*ListBrokersResponse)(nil),          // 47: penstock.broker.v1.ListBrokersResponse
+	(*ListBookiesRequest)(nil),           // 48: penstock.broker.v1.ListBookiesRequest
+	(*BookieInfo)(nil),                   // 49: penstock.broker.v1.BookieInfo
+	(*ListBookiesResponse)(nil),          // 50: penstock.broker.v1.ListBookiesResponse
+	(*ListLedgersRequest)(nil),           // 51: penstock.broker.v1.ListLedgersRequest
+	(*Fragment)(nil),                     // 52: penstock.broker.v1.Fragment
+	(*FragmentSlot)(nil),                 // 53: penstock.broker.v1.FragmentSlot
+	(*Ledger)(nil),                       // 54: penstock.broker.v1.Ledger
+	(*ListLedgersResponse)(nil),          // 55: penstock.broker.v1.ListLedgersResponse
+	(*DescribeLedgerRequest)(nil),        // 56: penstock.broker.v1.DescribeLedgerRequest
+	(*DescribeLedgerResponse)(nil),       // 57: penstock.broker.v1.DescribeLedgerResponse
+	(*ReadLedgerRequest)(nil),            // 58: penstock.broker.v1.ReadLedgerRequest
+	(*ReadLedgerResponse)(nil),           // 59: penstock.broker.v1.ReadLedgerResponse
+	(*ListUnderReplicatedRequest)(nil),   // 60: penstock.broker.v1.ListUnderReplicatedRequest
+	(*UnderReplicatedLedger)(nil),        // 61: penstock.broker.v1.UnderReplicatedLedger
+	(*AbsentBookie)(nil),                 // 62: penstock.broker.v1.AbsentBookie
+	(*ListUnderReplicatedResponse)(nil),  // 63: penstock.broker.v1.ListUnderReplicatedResponse
+	(*ReleaseLedgerRequest)(nil),         // 64: penstock.broker.v1.ReleaseLedgerRequest
+	(*ReleaseLedgerResponse)(nil),        // 65: penstock.broker.v1.ReleaseLedgerResponse
+	(*VerifyLedgersRequest)(nil),         // 66: penstock.broker.v1.VerifyLedgersRequest
+	(*CopyProblem)(nil),                  // 67: penstock.broker.v1.CopyProblem
+	(*VerifyLedgersResponse)(nil),        // 68: penstock.broker.v1.VerifyLedgersResponse
+	(*DescribeBookieRequest)(nil),        // 69: penstock.broker.v1.DescribeBookieRequest
+	(*DescribeBookieResponse)(nil),       // 70: penstock.broker.v1.DescribeBookieResponse
+	(*DrainBookieRequest)(nil),           // 71: penstock.broker.v1.DrainBookieRequest
+	(*DrainBookieResponse)(nil),          // 72: penstock.broker.v1.DrainBookieResponse
+	(*OperationOptions)(nil),             // 73: penstock.broker.v1.OperationOptions
+	(*StartOperationRequest)(nil),        // 74: penstock.broker.v1.StartOperationRequest
+	(*PlanCheck)(nil),                    // 75: penstock.broker.v1.PlanCheck
+	(*OperationPlan)(nil),                // 76: penstock.broker.v1.OperationPlan
+	(*StartOperationResponse)(nil),       // 77: penstock.broker.v1.StartOperationResponse
+	(*OperationBlock)(nil),               // 78: penstock.broker.v1.OperationBlock
+	(*Operation)(nil),                    // 79: penstock.broker.v1.Operation
+	(*ListOperationsRequest)(nil),        // 80: penstock.broker.v1.ListOperationsRequest
+	(*ListOperationsResponse)(nil),       // 81: penstock.broker.v1.ListOperationsResponse
+	(*GetOperationRequest)(nil),          // 82: penstock.broker.v1.GetOperationRequest
+	(*GetOperationResponse)(nil),         // 83: penstock.broker.v1.GetOperationResponse
+	(*ChangeOperationRequest)(nil),       // 84: penstock.broker.v1.ChangeOperationRequest
+	(*ChangeOperationResponse)(nil),      // 85: penstock.broker.v1.ChangeOperationResponse
+	(*Start)(nil),                        // 86: penstock.broker.v1.Start
+	(SubscriptionType)(0),                // 87: penstock.broker.v1.SubscriptionType
+	(*durationpb.Duration)(nil),          // 88: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),        // 89: google.protobuf.Timestamp
 }
 var file_penstock_broker_v1_admin_proto_depIdxs = []int32{
-	4,  // 0: penstock.broker.v1.ListTopicsResponse.topics:type_name -> penstock.broker.v1.TopicSummary
-	7,  // 1: penstock.broker.v1.DescribeTopicResponse.ledgers:type_name -> penstock.broker.v1.LedgerRun
-	64, // 2: penstock.broker.v1.CreateSubscriptionRequest.start:type_name -> penstock.broker.v1.Start
-	17, // 3: penstock.broker.v1.ListSubscriptionsResponse.subscriptions:type_name -> penstock.broker.v1.Subscription
-	65, // 4: penstock.broker.v1.Subscription.type:type_name -> penstock.broker.v1.SubscriptionType
-	17, // 5: penstock.broker.v1.DescribeSubscriptionResponse.subscription:type_name -> penstock.broker.v1.Subscription
-	19, // 6: penstock.broker.v1.DescribeSubscriptionResponse.consumers:type_name -> penstock.broker.v1.ConsumerState
-	64, // 7: penstock.broker.v1.SeekSubscriptionRequest.to:type_name -> penstock.broker.v1.Start
-	66, // 8: penstock.broker.v1.Policies.retention_time:type_name -> google.protobuf.Duration
-	66, // 9: penstock.broker.v1.Policies.message_ttl:type_name -> google.protobuf.Duration
+	6,  // 0: penstock.broker.v1.ListTopicsResponse.topics:type_name -> penstock.broker.v1.TopicSummary
+	9,  // 1: penstock.broker.v1.DescribeTopicResponse.ledgers:type_name -> penstock.broker.v1.LedgerRun
+	86, // 2: penstock.broker.v1.CreateSubscriptionRequest.start:type_name -> penstock.broker.v1.Start
+	19, // 3: penstock.broker.v1.ListSubscriptionsResponse.subscriptions:type_name -> penstock.broker.v1.Subscription
+	87, // 4: penstock.broker.v1.Subscription.type:type_name -> penstock.broker.v1.SubscriptionType
+	19, // 5: penstock.broker.v1.DescribeSubscriptionResponse.subscription:type_name -> penstock.broker.v1.Subscription
+	21, // 6: penstock.broker.v1.DescribeSubscriptionResponse.consumers:type_name -> penstock.broker.v1.ConsumerState
+	86, // 7: penstock.broker.v1.SeekSubscriptionRequest.to:type_name -> penstock.broker.v1.Start
+	88, // 8: penstock.broker.v1.Policies.retention_time:type_name -> google.protobuf.Duration
+	88, // 9: penstock.broker.v1.Policies.message_ttl:type_name -> google.protobuf.Duration
 	0,  // 10: penstock.broker.v1.Policies.backlog_action:type_name -> penstock.broker.v1.BacklogAction
-	31, // 11: penstock.broker.v1.CreateNamespaceRequest.policies:type_name -> penstock.broker.v1.Policies
-	31, // 12: penstock.broker.v1.GetNamespaceResponse.policies:type_name -> penstock.broker.v1.Policies
-	37, // 13: penstock.broker.v1.GetNamespaceResponse.bundles:type_name -> penstock.broker.v1.Bundle
-	31, // 14: penstock.broker.v1.UpdateNamespaceRequest.policies:type_name -> penstock.broker.v1.Policies
-	67, // 15: penstock.broker.v1.BrokerInfo.started:type_name -> google.protobuf.Timestamp
-	44, // 16: penstock.broker.v1.ListBrokersResponse.brokers:type_name -> penstock.broker.v1.BrokerInfo
-	47, // 17: penstock.broker.v1.ListBookiesResponse.bookies:type_name -> penstock.broker.v1.BookieInfo
-	51, // 18: penstock.broker.v1.Fragment.slots:type_name -> penstock.broker.v1.FragmentSlot
-	50, // 19: penstock.broker.v1.Ledger.fragments:type_name -> penstock.broker.v1.Fragment
-	52, // 20: penstock.broker.v1.ListLedgersResponse.ledgers:type_name -> penstock.broker.v1.Ledger
-	52, // 21: penstock.broker.v1.DescribeLedgerResponse.ledger:type_name -> penstock.broker.v1.Ledger
-	67, // 22: penstock.broker.v1.UnderReplicatedLedger.since:type_name -> google.protobuf.Timestamp
-	67, // 23: penstock.broker.v1.AbsentBookie.since:type_name -> google.protobuf.Timestamp
-	67, // 24: penstock.broker.v1.AbsentBookie.lost:type_name -> google.protobuf.Timestamp
-	59, // 25: penstock.broker.v1.ListUnderReplicatedResponse.ledgers:type_name -> penstock.broker.v1.UnderReplicatedLedger
-	60, // 26: penstock.broker.v1.ListUnderReplicatedResponse.absent:type_name -> penstock.broker.v1.AbsentBookie
-	67, // 27: penstock.broker.v1.ListUnderReplicatedResponse.at:type_name -> google.protobuf.Timestamp
-	67, // 28: penstock.broker.v1.ListUnderReplicatedResponse.compared:type_name -> google.protobuf.Timestamp
-	1,  // 29: penstock.broker.v1.Admin.CreateTopic:input_type -> penstock.broker.v1.CreateTopicRequest
-	3,  // 30: penstock.broker.v1.Admin.ListTopics:input_type -> penstock.broker.v1.ListTopicsRequest
-	6,  // 31: penstock.broker.v1.Admin.DescribeTopic:input_type -> penstock.broker.v1.DescribeTopicRequest
-	9,  // 32: penstock.broker.v1.Admin.DeleteTopic:input_type -> penstock.broker.v1.DeleteTopicRequest
-	11, // 33: penstock.broker.v1.Admin.UnloadTopic:input_type -> penstock.broker.v1.UnloadTopicRequest
-	13, // 34: penstock.broker.v1.Admin.CreateSubscription:input_type -> penstock.broker.v1.CreateSubscriptionRequest
-	15, // 35: penstock.broker.v1.Admin.ListSubscriptions:input_type -> penstock.broker.v1.ListSubscriptionsRequest
-	18, // 36: penstock.broker.v1.Admin.DescribeSubscription:input_type -> penstock.broker.v1.DescribeSubscriptionRequest
-	21, // 37: penstock.broker.v1.Admin.SeekSubscription:input_type -> penstock.broker.v1.SeekSubscriptionRequest
-	23, // 38: penstock.broker.v1.Admin.DeleteSubscription:input_type -> penstock.broker.v1.DeleteSubscriptionRequest
-	25, // 39: penstock.broker.v1.Admin.CreateTenant:input_type -> penstock.broker.v1.CreateTenantRequest
-	27, // 40: penstock.broker.v1.Admin.ListTenants:input_type -> penstock.broker.v1.ListTenantsRequest
-	29, // 41: penstock.broker.v1.Admin.DeleteTenant:input_type -> penstock.broker.v1.DeleteTenantRequest
-	32, // 42: penstock.broker.v1.Admin.CreateNamespace:input_type -> penstock.broker.v1.CreateNamespaceRequest
-	34, // 43: penstock.broker.v1.Admin.ListNamespaces:input_type -> penstock.broker.v1.ListNamespacesRequest
-	36, // 44: penstock.broker.v1.Admin.GetNamespace:input_type -> penstock.broker.v1.GetNamespaceRequest
-	39, // 45: penstock.broker.v1.Admin.UpdateNamespace:input_type -> penstock.broker.v1.UpdateNamespaceRequest
-	41, // 46: penstock.broker.v1.Admin.DeleteNamespace:input_type -> penstock.broker.v1.DeleteNamespaceRequest
-	43, // 47: penstock.broker.v1.Admin.ListBrokers:input_type -> penstock.broker.v1.ListBrokersRequest
-	46, // 48: penstock.broker.v1.Admin.ListBookies:input_type -> penstock.broker.v1.ListBookiesRequest
-	49, // 49: penstock.broker.v1.Admin.ListLedgers:input_type -> penstock.broker.v1.ListLedgersRequest
-	54, // 50: penstock.broker.v1.Admin.DescribeLedger:input_type -> penstock.broker.v1.DescribeLedgerRequest
-	56, // 51: penstock.broker.v1.Admin.ReadLedger:input_type -> penstock.broker.v1.ReadLedgerRequest
-	58, // 52: penstock.broker.v1.Admin.ListUnderReplicated:input_type -> penstock.broker.v1.ListUnderReplicatedRequest
-	62, // 53: penstock.broker.v1.Admin.ReleaseLedger:input_type -> penstock.broker.v1.ReleaseLedgerRequest
-	2,  // 54: penstock.broker.v1.Admin.CreateTopic:output_type -> penstock.broker.v1.CreateTopicResponse
-	5,  // 55: penstock.broker.v1.Admin.ListTopics:output_type -> penstock.broker.v1.ListTopicsResponse
-	8,  // 56: penstock.broker.v1.Admin.DescribeTopic:output_type -> penstock.broker.v1.DescribeTopicResponse
-	10, // 57: penstock.broker.v1.Admin.DeleteTopic:output_type -> penstock.broker.v1.DeleteTopicResponse
-	12, // 58: penstock.broker.v1.Admin.UnloadTopic:output_type -> penstock.broker.v1.UnloadTopicResponse
-	14, // 59: penstock.broker.v1.Admin.CreateSubscription:output_type -> penstock.broker.v1.CreateSubscriptionResponse
-	16, // 60: penstock.broker.v1.Admin.ListSubscriptions:output_type -> penstock.broker.v1.ListSubscriptionsResponse
-	20, // 61: penstock.broker.v1.Admin.DescribeSubscription:output_type -> penstock.broker.v1.DescribeSubscriptionResponse
-	22, // 62: penstock.broker.v1.Admin.SeekSubscription:output_type -> penstock.broker.v1.SeekSubscriptionResponse
-	24, // 63: penstock.broker.v1.Admin.DeleteSubscription:output_type -> penstock.broker.v1.DeleteSubscriptionResponse
-	26, // 64: penstock.broker.v1.Admin.CreateTenant:output_type -> penstock.broker.v1.CreateTenantResponse
-	28, // 65: penstock.broker.v1.Admin.ListTenants:output_type -> penstock.broker.v1.ListTenantsResponse
-	30, // 66: penstock.broker.v1.Admin.DeleteTenant:output_type -> penstock.broker.v1.DeleteTenantResponse
-	33, // 67: penstock.broker.v1.Admin.CreateNamespace:output_type -> penstock.broker.v1.CreateNamespaceResponse
-	35, // 68: penstock.broker.v1.Admin.ListNamespaces:output_type -> penstock.broker.v1.ListNamespacesResponse
-	38, // 69: penstock.broker.v1.Admin.GetNamespace:output_type -> penstock.broker.v1.GetNamespaceResponse
-	40, // 70: penstock.broker.v1.Admin.UpdateNamespace:output_type -> penstock.broker.v1.UpdateNamespaceResponse
-	42, // 71: penstock.broker.v1.Admin.DeleteNamespace:output_type -> penstock.broker.v1.DeleteNamespaceResponse
-	45, // 72: penstock.broker.v1.Admin.ListBrokers:output_type -> penstock.broker.v1.ListBrokersResponse
-	48, // 73: penstock.broker.v1.Admin.ListBookies:output_type -> penstock.broker.v1.ListBookiesResponse
-	53, // 74: penstock.broker.v1.Admin.ListLedgers:output_type -> penstock.broker.v1.ListLedgersResponse
-	55, // 75: penstock.broker.v1.Admin.DescribeLedger:output_type -> penstock.broker.v1.DescribeLedgerResponse
-	57, // 76: penstock.broker.v1.Admin.ReadLedger:output_type -> penstock.broker.v1.ReadLedgerResponse
-	61, // 77: penstock.broker.v1.Admin.ListUnderReplicated:output_type -> penstock.broker.v1.ListUnderReplicatedResponse
-	63, // 78: penstock.broker.v1.Admin.ReleaseLedger:output_type -> penstock.broker.v1.ReleaseLedgerResponse
-	54, // [54:79] is the sub-list for method output_type
-	29, // [29:54] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	33, // 11: penstock.broker.v1.CreateNamespaceRequest.policies:type_name -> penstock.broker.v1.Policies
+	33, // 12: penstock.broker.v1.GetNamespaceResponse.policies:type_name -> penstock.broker.v1.Policies
+	39, // 13: penstock.broker.v1.GetNamespaceResponse.bundles:type_name -> penstock.broker.v1.Bundle
+	33, // 14: penstock.broker.v1.UpdateNamespaceRequest.policies:type_name -> penstock.broker.v1.Policies
+	89, // 15: penstock.broker.v1.BrokerInfo.started:type_name -> google.protobuf.Timestamp
+	46, // 16: penstock.broker.v1.ListBrokersResponse.brokers:type_name -> penstock.broker.v1.BrokerInfo
+	49, // 17: penstock.broker.v1.ListBookiesResponse.bookies:type_name -> penstock.broker.v1.BookieInfo
+	53, // 18: penstock.broker.v1.Fragment.slots:type_name -> penstock.broker.v1.FragmentSlot
+	52, // 19: penstock.broker.v1.Ledger.fragments:type_name -> penstock.broker.v1.Fragment
+	54, // 20: penstock.broker.v1.ListLedgersResponse.ledgers:type_name -> penstock.broker.v1.Ledger
+	54, // 21: penstock.broker.v1.DescribeLedgerResponse.ledger:type_name -> penstock.broker.v1.Ledger
+	89, // 22: penstock.broker.v1.UnderReplicatedLedger.since:type_name -> google.protobuf.Timestamp
+	89, // 23: penstock.broker.v1.AbsentBookie.since:type_name -> google.protobuf.Timestamp
+	89, // 24: penstock.broker.v1.AbsentBookie.lost:type_name -> google.protobuf.Timestamp
+	61, // 25: penstock.broker.v1.ListUnderReplicatedResponse.ledgers:type_name -> penstock.broker.v1.UnderReplicatedLedger
+	62, // 26: penstock.broker.v1.ListUnderReplicatedResponse.absent:type_name -> penstock.broker.v1.AbsentBookie
+	89, // 27: penstock.broker.v1.ListUnderReplicatedResponse.at:type_name -> google.protobuf.Timestamp
+	89, // 28: penstock.broker.v1.ListUnderReplicatedResponse.compared:type_name -> google.protobuf.Timestamp
+	67, // 29: penstock.broker.v1.VerifyLedgersResponse.problems:type_name -> penstock.broker.v1.CopyProblem
+	49, // 30: penstock.broker.v1.DescribeBookieResponse.bookie:type_name -> penstock.broker.v1.BookieInfo
+	89, // 31: penstock.broker.v1.DescribeBookieResponse.marked:type_name -> google.protobuf.Timestamp
+	88, // 32: penstock.broker.v1.OperationOptions.pause_above_p99:type_name -> google.protobuf.Duration
+	1,  // 33: penstock.broker.v1.StartOperationRequest.kind:type_name -> penstock.broker.v1.OperationKind
+	73, // 34: penstock.broker.v1.StartOperationRequest.options:type_name -> penstock.broker.v1.OperationOptions
+	75, // 35: penstock.broker.v1.OperationPlan.checks:type_name -> penstock.broker.v1.PlanCheck
+	76, // 36: penstock.broker.v1.StartOperationResponse.plan:type_name -> penstock.broker.v1.OperationPlan
+	79, // 37: penstock.broker.v1.StartOperationResponse.operation:type_name -> penstock.broker.v1.Operation
+	1,  // 38: penstock.broker.v1.Operation.kind:type_name -> penstock.broker.v1.OperationKind
+	73, // 39: penstock.broker.v1.Operation.options:type_name -> penstock.broker.v1.OperationOptions
+	78, // 40: penstock.broker.v1.Operation.blocks:type_name -> penstock.broker.v1.OperationBlock
+	89, // 41: penstock.broker.v1.Operation.created:type_name -> google.protobuf.Timestamp
+	89, // 42: penstock.broker.v1.Operation.updated:type_name -> google.protobuf.Timestamp
+	89, // 43: penstock.broker.v1.Operation.ended:type_name -> google.protobuf.Timestamp
+	79, // 44: penstock.broker.v1.ListOperationsResponse.operations:type_name -> penstock.broker.v1.Operation
+	79, // 45: penstock.broker.v1.GetOperationResponse.operation:type_name -> penstock.broker.v1.Operation
+	2,  // 46: penstock.broker.v1.ChangeOperationRequest.change:type_name -> penstock.broker.v1.OperationChange
+	79, // 47: penstock.broker.v1.ChangeOperationResponse.operation:type_name -> penstock.broker.v1.Operation
+	3,  // 48: penstock.broker.v1.Admin.CreateTopic:input_type -> penstock.broker.v1.CreateTopicRequest
+	5,  // 49: penstock.broker.v1.Admin.ListTopics:input_type -> penstock.broker.v1.ListTopicsRequest
+	8,  // 50: penstock.broker.v1.Admin.DescribeTopic:input_type -> penstock.broker.v1.DescribeTopicRequest
+	11, // 51: penstock.broker.v1.Admin.DeleteTopic:input_type -> penstock.broker.v1.DeleteTopicRequest
+	13, // 52: penstock.broker.v1.Admin.UnloadTopic:input_type -> penstock.broker.v1.UnloadTopicRequest
+	15, // 53: penstock.broker.v1.Admin.CreateSubscription:input_type -> penstock.broker.v1.CreateSubscriptionRequest
+	17, // 54: penstock.broker.v1.Admin.ListSubscriptions:input_type -> penstock.broker.v1.ListSubscriptionsRequest
+	20, // 55: penstock.broker.v1.Admin.DescribeSubscription:input_type -> penstock.broker.v1.DescribeSubscriptionRequest
+	23, // 56: penstock.broker.v1.Admin.SeekSubscription:input_type -> penstock.broker.v1.SeekSubscriptionRequest
+	25, // 57: penstock.broker.v1.Admin.DeleteSubscription:input_type -> penstock.broker.v1.DeleteSubscriptionRequest
+	27, // 58: penstock.broker.v1.Admin.CreateTenant:input_type -> penstock.broker.v1.CreateTenantRequest
+	29, // 59: penstock.broker.v1.Admin.ListTenants:input_type -> penstock.broker.v1.ListTenantsRequest
+	31, // 60: penstock.broker.v1.Admin.DeleteTenant:input_type -> penstock.broker.v1.DeleteTenantRequest
+	34, // 61: penstock.broker.v1.Admin.CreateNamespace:input_type -> penstock.broker.v1.CreateNamespaceRequest
+	36, // 62: penstock.broker.v1.Admin.ListNamespaces:input_type -> penstock.broker.v1.ListNamespacesRequest
+	38, // 63: penstock.broker.v1.Admin.GetNamespace:input_type -> penstock.broker.v1.GetNamespaceRequest
+	41, // 64: penstock.broker.v1.Admin.UpdateNamespace:input_type -> penstock.broker.v1.UpdateNamespaceRequest
+	43, // 65: penstock.broker.v1.Admin.DeleteNamespace:input_type -> penstock.broker.v1.DeleteNamespaceRequest
+	45, // 66: penstock.broker.v1.Admin.ListBrokers:input_type -> penstock.broker.v1.ListBrokersRequest
+	48, // 67: penstock.broker.v1.Admin.ListBookies:input_type -> penstock.broker.v1.ListBookiesRequest
+	51, // 68: penstock.broker.v1.Admin.ListLedgers:input_type -> penstock.broker.v1.ListLedgersRequest
+	56, // 69: penstock.broker.v1.Admin.DescribeLedger:input_type -> penstock.broker.v1.DescribeLedgerRequest
+	58, // 70: penstock.broker.v1.Admin.ReadLedger:input_type -> penstock.broker.v1.ReadLedgerRequest
+	60, // 71: penstock.broker.v1.Admin.ListUnderReplicated:input_type -> penstock.broker.v1.ListUnderReplicatedRequest
+	64, // 72: penstock.broker.v1.Admin.ReleaseLedger:input_type -> penstock.broker.v1.ReleaseLedgerRequest
+	66, // 73: penstock.broker.v1.Admin.VerifyLedgers:input_type -> penstock.broker.v1.VerifyLedgersRequest
+	69, // 74: penstock.broker.v1.Admin.DescribeBookie:input_type -> penstock.broker.v1.DescribeBookieRequest
+	71, // 75: penstock.broker.v1.Admin.DrainBookie:input_type -> penstock.broker.v1.DrainBookieRequest
+	74, // 76: penstock.broker.v1.Admin.StartOperation:input_type -> penstock.broker.v1.StartOperationRequest
+	80, // 77: penstock.broker.v1.Admin.ListOperations:input_type -> penstock.broker.v1.ListOperationsRequest
+	82, // 78: penstock.broker.v1.Admin.GetOperation:input_type -> penstock.broker.v1.GetOperationRequest
+	84, // 79: penstock.broker.v1.Admin.ChangeOperation:input_type -> penstock.broker.v1.ChangeOperationRequest
+	4,  // 80: penstock.broker.v1.Admin.CreateTopic:output_type -> penstock.broker.v1.CreateTopicResponse
+	7,  // 81: penstock.broker.v1.Admin.ListTopics:output_type -> penstock.broker.v1.ListTopicsResponse
+	10, // 82: penstock.broker.v1.Admin.DescribeTopic:output_type -> penstock.broker.v1.DescribeTopicResponse
+	12, // 83: penstock.broker.v1.Admin.DeleteTopic:output_type -> penstock.broker.v1.DeleteTopicResponse
+	14, // 84: penstock.broker.v1.Admin.UnloadTopic:output_type -> penstock.broker.v1.UnloadTopicResponse
+	16, // 85: penstock.broker.v1.Admin.CreateSubscription:output_type -> penstock.broker.v1.CreateSubscriptionResponse
+	18, // 86: penstock.broker.v1.Admin.ListSubscriptions:output_type -> penstock.broker.v1.ListSubscriptionsResponse
+	22, // 87: penstock.broker.v1.Admin.DescribeSubscription:output_type -> penstock.broker.v1.DescribeSubscriptionResponse
+	24, // 88: penstock.broker.v1.Admin.SeekSubscription:output_type -> penstock.broker.v1.SeekSubscriptionResponse
+	26, // 89: penstock.broker.v1.Admin.DeleteSubscription:output_type -> penstock.broker.v1.DeleteSubscriptionResponse
+	28, // 90: penstock.broker.v1.Admin.CreateTenant:output_type -> penstock.broker.v1.CreateTenantResponse
+	30, // 91: penstock.broker.v1.Admin.ListTenants:output_type -> penstock.broker.v1.ListTenantsResponse
+	32, // 92: penstock.broker.v1.Admin.DeleteTenant:output_type -> penstock.broker.v1.DeleteTenantResponse
+	35, // 93: penstock.broker.v1.Admin.CreateNamespace:output_type -> penstock.broker.v1.CreateNamespaceResponse
+	37, // 94: penstock.broker.v1.Admin.ListNamespaces:output_type -> penstock.broker.v1.ListNamespacesResponse
+	40, // 95: penstock.broker.v1.Admin.GetNamespace:output_type -> penstock.broker.v1.GetNamespaceResponse
+	42, // 96: penstock.broker.v1.Admin.UpdateNamespace:output_type -> penstock.broker.v1.UpdateNamespaceResponse
+	44, // 97: penstock.broker.v1.Admin.DeleteNamespace:output_type -> penstock.broker.v1.DeleteNamespaceResponse
+	47, // 98: penstock.broker.v1.Admin.ListBrokers:output_type -> penstock.broker.v1.ListBrokersResponse
+	50, // 99: penstock.broker.v1.Admin.ListBookies:output_type -> penstock.broker.v1.ListBookiesResponse
+	55, // 100: penstock.broker.v1.Admin.ListLedgers:output_type -> penstock.broker.v1.ListLedgersResponse
+	57, // 101: penstock.broker.v1.Admin.DescribeLedger:output_type -> penstock.broker.v1.DescribeLedgerResponse
+	59, // 102: penstock.broker.v1.Admin.ReadLedger:output_type -> penstock.broker.v1.ReadLedgerResponse
+	63, // 103: penstock.broker.v1.Admin.ListUnderReplicated:output_type -> penstock.broker.v1.ListUnderReplicatedResponse
+	65, // 104: penstock.broker.v1.Admin.ReleaseLedger:output_type -> penstock.broker.v1.ReleaseLedgerResponse
+	68, // 105: penstock.broker.v1.Admin.VerifyLedgers:output_type -> penstock.broker.v1.VerifyLedgersResponse
+	70, // 106: penstock.broker.v1.Admin.DescribeBookie:output_type -> penstock.broker.v1.DescribeBookieResponse
+	72, // 107: penstock.broker.v1.Admin.DrainBookie:output_type -> penstock.broker.v1.DrainBookieResponse
+	77, // 108: penstock.broker.v1.Admin.StartOperation:output_type -> penstock.broker.v1.StartOperationResponse
+	81, // 109: penstock.broker.v1.Admin.ListOperations:output_type -> penstock.broker.v1.ListOperationsResponse
+	83, // 110: penstock.broker.v1.Admin.GetOperation:output_type -> penstock.broker.v1.GetOperationResponse
+	85, // 111: penstock.broker.v1.Admin.ChangeOperation:output_type -> penstock.broker.v1.ChangeOperationResponse
+	80, // [80:112] is the sub-list for method output_type
+	48, // [48:80] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_penstock_broker_v1_admin_proto_init() }
@@ -4492,8 +6189,8 @@ func file_penstock_broker_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstock_broker_v1_admin_proto_rawDesc), len(file_penstock_broker_v1_admin_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   63,
+			NumEnums:      3,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

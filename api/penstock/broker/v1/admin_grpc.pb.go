@@ -44,6 +44,13 @@ const (
 	Admin_ReadLedger_FullMethodName           = "/penstock.broker.v1.Admin/ReadLedger"
 	Admin_ListUnderReplicated_FullMethodName  = "/penstock.broker.v1.Admin/ListUnderReplicated"
 	Admin_ReleaseLedger_FullMethodName        = "/penstock.broker.v1.Admin/ReleaseLedger"
+	Admin_VerifyLedgers_FullMethodName        = "/penstock.broker.v1.Admin/VerifyLedgers"
+	Admin_DescribeBookie_FullMethodName       = "/penstock.broker.v1.Admin/DescribeBookie"
+	Admin_DrainBookie_FullMethodName          = "/penstock.broker.v1.Admin/DrainBookie"
+	Admin_StartOperation_FullMethodName       = "/penstock.broker.v1.Admin/StartOperation"
+	Admin_ListOperations_FullMethodName       = "/penstock.broker.v1.Admin/ListOperations"
+	Admin_GetOperation_FullMethodName         = "/penstock.broker.v1.Admin/GetOperation"
+	Admin_ChangeOperation_FullMethodName      = "/penstock.broker.v1.Admin/ChangeOperation"
 )
 
 // AdminClient is the client API for Admin service.
@@ -104,6 +111,20 @@ type AdminClient interface {
 	ListUnderReplicated(ctx context.Context, in *ListUnderReplicatedRequest, opts ...grpc.CallOption) (*ListUnderReplicatedResponse, error)
 	// ReleaseLedger has an open ledger closed; what is appended to its topic or bundle goes to another one. Owner only.
 	ReleaseLedger(ctx context.Context, in *ReleaseLedgerRequest, opts ...grpc.CallOption) (*ReleaseLedgerResponse, error)
+	// VerifyLedgers reads every copy of every entry, and compares checksums. It answers ledger by ledger.
+	VerifyLedgers(ctx context.Context, in *VerifyLedgersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyLedgersResponse], error)
+	// DescribeBookie tells what a bookie has, and what is being done to it.
+	DescribeBookie(ctx context.Context, in *DescribeBookieRequest, opts ...grpc.CallOption) (*DescribeBookieResponse, error)
+	// DrainBookie marks a bookie for maintenance, or ends that: nothing new is placed on a marked one.
+	DrainBookie(ctx context.Context, in *DrainBookieRequest, opts ...grpc.CallOption) (*DrainBookieResponse, error)
+	// StartOperation begins to empty a bookie for good, once all checks of its plan hold, or returns the plan alone.
+	StartOperation(ctx context.Context, in *StartOperationRequest, opts ...grpc.CallOption) (*StartOperationResponse, error)
+	// ListOperations lists operations, those that are over too.
+	ListOperations(ctx context.Context, in *ListOperationsRequest, opts ...grpc.CallOption) (*ListOperationsResponse, error)
+	// GetOperation returns one operation.
+	GetOperation(ctx context.Context, in *GetOperationRequest, opts ...grpc.CallOption) (*GetOperationResponse, error)
+	// ChangeOperation pauses, resumes or cancels an operation.
+	ChangeOperation(ctx context.Context, in *ChangeOperationRequest, opts ...grpc.CallOption) (*ChangeOperationResponse, error)
 }
 
 type adminClient struct {
@@ -373,6 +394,85 @@ func (c *adminClient) ReleaseLedger(ctx context.Context, in *ReleaseLedgerReques
 	return out, nil
 }
 
+func (c *adminClient) VerifyLedgers(ctx context.Context, in *VerifyLedgersRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[VerifyLedgersResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[1], Admin_VerifyLedgers_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[VerifyLedgersRequest, VerifyLedgersResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_VerifyLedgersClient = grpc.ServerStreamingClient[VerifyLedgersResponse]
+
+func (c *adminClient) DescribeBookie(ctx context.Context, in *DescribeBookieRequest, opts ...grpc.CallOption) (*DescribeBookieResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeBookieResponse)
+	err := c.cc.Invoke(ctx, Admin_DescribeBookie_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DrainBookie(ctx context.Context, in *DrainBookieRequest, opts ...grpc.CallOption) (*DrainBookieResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainBookieResponse)
+	err := c.cc.Invoke(ctx, Admin_DrainBookie_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) StartOperation(ctx context.Context, in *StartOperationRequest, opts ...grpc.CallOption) (*StartOperationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartOperationResponse)
+	err := c.cc.Invoke(ctx, Admin_StartOperation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ListOperations(ctx context.Context, in *ListOperationsRequest, opts ...grpc.CallOption) (*ListOperationsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListOperationsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListOperations_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) GetOperation(ctx context.Context, in *GetOperationRequest, opts ...grpc.CallOption) (*GetOperationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetOperationResponse)
+	err := c.cc.Invoke(ctx, Admin_GetOperation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) ChangeOperation(ctx context.Context, in *ChangeOperationRequest, opts ...grpc.CallOption) (*ChangeOperationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ChangeOperationResponse)
+	err := c.cc.Invoke(ctx, Admin_ChangeOperation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -431,6 +531,20 @@ type AdminServer interface {
 	ListUnderReplicated(context.Context, *ListUnderReplicatedRequest) (*ListUnderReplicatedResponse, error)
 	// ReleaseLedger has an open ledger closed; what is appended to its topic or bundle goes to another one. Owner only.
 	ReleaseLedger(context.Context, *ReleaseLedgerRequest) (*ReleaseLedgerResponse, error)
+	// VerifyLedgers reads every copy of every entry, and compares checksums. It answers ledger by ledger.
+	VerifyLedgers(*VerifyLedgersRequest, grpc.ServerStreamingServer[VerifyLedgersResponse]) error
+	// DescribeBookie tells what a bookie has, and what is being done to it.
+	DescribeBookie(context.Context, *DescribeBookieRequest) (*DescribeBookieResponse, error)
+	// DrainBookie marks a bookie for maintenance, or ends that: nothing new is placed on a marked one.
+	DrainBookie(context.Context, *DrainBookieRequest) (*DrainBookieResponse, error)
+	// StartOperation begins to empty a bookie for good, once all checks of its plan hold, or returns the plan alone.
+	StartOperation(context.Context, *StartOperationRequest) (*StartOperationResponse, error)
+	// ListOperations lists operations, those that are over too.
+	ListOperations(context.Context, *ListOperationsRequest) (*ListOperationsResponse, error)
+	// GetOperation returns one operation.
+	GetOperation(context.Context, *GetOperationRequest) (*GetOperationResponse, error)
+	// ChangeOperation pauses, resumes or cancels an operation.
+	ChangeOperation(context.Context, *ChangeOperationRequest) (*ChangeOperationResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -515,6 +629,27 @@ func (UnimplementedAdminServer) ListUnderReplicated(context.Context, *ListUnderR
 }
 func (UnimplementedAdminServer) ReleaseLedger(context.Context, *ReleaseLedgerRequest) (*ReleaseLedgerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ReleaseLedger not implemented")
+}
+func (UnimplementedAdminServer) VerifyLedgers(*VerifyLedgersRequest, grpc.ServerStreamingServer[VerifyLedgersResponse]) error {
+	return status.Error(codes.Unimplemented, "method VerifyLedgers not implemented")
+}
+func (UnimplementedAdminServer) DescribeBookie(context.Context, *DescribeBookieRequest) (*DescribeBookieResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeBookie not implemented")
+}
+func (UnimplementedAdminServer) DrainBookie(context.Context, *DrainBookieRequest) (*DrainBookieResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainBookie not implemented")
+}
+func (UnimplementedAdminServer) StartOperation(context.Context, *StartOperationRequest) (*StartOperationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartOperation not implemented")
+}
+func (UnimplementedAdminServer) ListOperations(context.Context, *ListOperationsRequest) (*ListOperationsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListOperations not implemented")
+}
+func (UnimplementedAdminServer) GetOperation(context.Context, *GetOperationRequest) (*GetOperationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetOperation not implemented")
+}
+func (UnimplementedAdminServer) ChangeOperation(context.Context, *ChangeOperationRequest) (*ChangeOperationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ChangeOperation not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -980,6 +1115,125 @@ func _Admin_ReleaseLedger_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_VerifyLedgers_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(VerifyLedgersRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).VerifyLedgers(m, &grpc.GenericServerStream[VerifyLedgersRequest, VerifyLedgersResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_VerifyLedgersServer = grpc.ServerStreamingServer[VerifyLedgersResponse]
+
+func _Admin_DescribeBookie_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeBookieRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DescribeBookie(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DescribeBookie_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DescribeBookie(ctx, req.(*DescribeBookieRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DrainBookie_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainBookieRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DrainBookie(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DrainBookie_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DrainBookie(ctx, req.(*DrainBookieRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_StartOperation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartOperationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).StartOperation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_StartOperation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).StartOperation(ctx, req.(*StartOperationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ListOperations_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListOperationsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListOperations(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListOperations_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListOperations(ctx, req.(*ListOperationsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_GetOperation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetOperationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetOperation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetOperation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetOperation(ctx, req.(*GetOperationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_ChangeOperation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChangeOperationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ChangeOperation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ChangeOperation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ChangeOperation(ctx, req.(*ChangeOperationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1083,11 +1337,40 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ReleaseLedger",
 			Handler:    _Admin_ReleaseLedger_Handler,
 		},
+		{
+			MethodName: "DescribeBookie",
+			Handler:    _Admin_DescribeBookie_Handler,
+		},
+		{
+			MethodName: "DrainBookie",
+			Handler:    _Admin_DrainBookie_Handler,
+		},
+		{
+			MethodName: "StartOperation",
+			Handler:    _Admin_StartOperation_Handler,
+		},
+		{
+			MethodName: "ListOperations",
+			Handler:    _Admin_ListOperations_Handler,
+		},
+		{
+			MethodName: "GetOperation",
+			Handler:    _Admin_GetOperation_Handler,
+		},
+		{
+			MethodName: "ChangeOperation",
+			Handler:    _Admin_ChangeOperation_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
 			StreamName:    "ReadLedger",
 			Handler:       _Admin_ReadLedger_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "VerifyLedgers",
+			Handler:       _Admin_VerifyLedgers_Handler,
 			ServerStreams: true,
 		},
 	},

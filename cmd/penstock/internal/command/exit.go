@@ -21,6 +21,7 @@ const (
 	exitDenied      = 4
 	exitRefused     = 5
 	exitUnreachable = 6
+	exitChanges     = 7
 )
 
 // exitCode maps an error to the code that scripts decide on.
@@ -33,6 +34,8 @@ func exitCode(err error) int {
 	var interrupted *interruptedError
 	var missing *missingError
 	var unconfirmed *unconfirmedError
+	var changes *changesError
+	var refused *refusedError
 	switch {
 	case err == nil:
 		return exitOK
@@ -42,7 +45,9 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.As(err, &missing), errors.Is(err, fs.ErrNotExist):
 		return exitNotFound
-	case errors.As(err, &identity), errors.As(err, &tooFew):
+	case errors.As(err, &changes):
+		return exitChanges
+	case errors.As(err, &identity), errors.As(err, &tooFew), errors.As(err, &refused):
 		return exitRefused
 	case errors.As(err, &unconfirmed):
 		return exitUnreachable

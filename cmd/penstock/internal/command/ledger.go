@@ -42,7 +42,7 @@ type ledgerDetail struct {
 
 func (a *app) ledgerCommand() *cobra.Command {
 	cmd := group("ledger", "Ledgers: replicated runs of entries under the topics")
-	cmd.AddCommand(a.ledgerList(), a.ledgerDescribe(), a.ledgerRead())
+	cmd.AddCommand(a.ledgerList(), a.ledgerDescribe(), a.ledgerRead(), a.ledgerVerify())
 	return cmd
 }
 

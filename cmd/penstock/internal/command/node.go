@@ -37,6 +37,23 @@ type bookieSummary struct {
 	Ledgers     uint64 `json:"ledgers"`
 	Sync        string `json:"sync"`
 	Version     string `json:"version"`
+	Mark        string `json:"mark"`
+	Operation   string `json:"operation"`
+}
+
+func bookieOf(b *brokerv1.BookieInfo) bookieSummary {
+	return bookieSummary{
+		b.GetId(), b.GetStorageUuid(), b.GetState(), b.GetAddress(), b.GetHttp(), b.GetZone(), b.GetHost(),
+		b.GetFreeBytes(), b.GetTotalBytes(), b.GetLedgers(), b.GetSync(), b.GetVersion(), b.GetMark(), b.GetOperation(),
+	}
+}
+
+// stateText is the state, and what the bookie is marked for.
+func (d bookieSummary) stateText() string {
+	if d.Mark == "" {
+		return d.State
+	}
+	return d.State + ", " + d.Mark
 }
 
 func (a *app) brokerCommand() *cobra.Command {
@@ -75,7 +92,7 @@ func (a *app) brokerList() *cobra.Command {
 
 func (a *app) bookieCommand() *cobra.Command {
 	cmd := group("bookie", "Bookies: processes that store entries")
-	cmd.AddCommand(a.bookieList(), a.bookieEndLimbo())
+	cmd.AddCommand(a.bookieList(), a.bookieDescribe(), a.bookieDrain(), a.bookieDecommission(), a.bookieRecover(), a.bookieEndLimbo())
 	return cmd
 }
 
@@ -97,12 +114,9 @@ func (a *app) bookieList() *cobra.Command {
 					columns: []string{"BOOKIE", "STATE", "ADDRESS", "ZONE", "FREE", "LEDGERS", "HOST", "STORAGE UUID", "SYNC", "HTTP", "VERSION"},
 				}
 				for _, b := range response.GetBookies() {
-					d := bookieSummary{
-						b.GetId(), b.GetStorageUuid(), b.GetState(), b.GetAddress(), b.GetHttp(), b.GetZone(), b.GetHost(),
-						b.GetFreeBytes(), b.GetTotalBytes(), b.GetLedgers(), b.GetSync(), b.GetVersion(),
-					}
+					d := bookieOf(b)
 					v.rows = append(v.rows, row{name: d.ID, data: d, cells: []string{
-						d.ID, d.State, orNone(d.Address), orNone(d.Zone), fmt.Sprintf("%s of %s", bytesText(d.FreeBytes), bytesText(d.TotalBytes)),
+						d.ID, d.stateText(), orNone(d.Address), orNone(d.Zone), fmt.Sprintf("%s of %s", bytesText(d.FreeBytes), bytesText(d.TotalBytes)),
 						decimal(d.Ledgers), orNone(d.Host), d.StorageUUID, orNone(d.Sync), orNone(d.HTTP), orNone(d.Version),
 					}})
 				}

@@ -248,19 +248,24 @@ func addYesFlag(cmd *cobra.Command) {
 
 // confirm asks for the name of what is to be destroyed. Without a terminal it refuses rather than wait for an answer.
 func (a *app) confirm(cmd *cobra.Command, kind, name string) error {
+	return a.confirmTyped(cmd, fmt.Sprintf("This deletes %s %s for good.", kind, name), fmt.Sprintf("deleting %s %s", kind, name), name)
+}
+
+// confirmTyped says what is about to be done for good, and asks for the name of what it is done to.
+func (a *app) confirmTyped(cmd *cobra.Command, statement, doing, name string) error {
 	yes, err := cmd.Flags().GetBool("yes")
 	if err != nil || yes {
 		return err
 	}
 	if !isTerminal(a.in) {
-		return settings.Usagef("deleting %s %s needs --yes when there is no terminal to ask on", kind, name)
+		return settings.Usagef("%s needs --yes when there is no terminal to ask on", doing)
 	}
-	fmt.Fprintf(a.err, "This deletes %s %s for good. Type its name to go on: ", kind, name)
+	fmt.Fprintf(a.err, "%s Type its name to go on: ", statement)
 	var typed string
 	if _, err := fmt.Fscanln(&interruptible{ctx: cmd.Context(), in: a.in}, &typed); cmd.Context().Err() != nil {
 		return context.Cause(cmd.Context()) //nolint:wrapcheck // the person knows what was asked
 	} else if err != nil || typed != name {
-		return settings.Usagef("nothing was deleted: %q is not %q", typed, name)
+		return settings.Usagef("nothing was done: %q is not %q", typed, name)
 	}
 	return nil
 }
