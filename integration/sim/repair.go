@@ -3,16 +3,15 @@ package sim
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
 	"github.com/penstock-mq/penstock/pkg/ledger"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	repairs "github.com/penstock-mq/penstock/pkg/repair"
 	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
@@ -27,8 +26,6 @@ type repair struct {
 	target   meta.Slot
 	deadline time.Time // which tells this intent from others
 }
-
-var errNotCopied = errors.New("a copy was not taken")
 
 // repairSomething repairs a ledger that lies on some disk: that disk is gone for good, or to be emptied, or just any.
 func (r *repairer) repairSomething() {
@@ -113,66 +110,17 @@ func (x *repair) carryOut(ctx context.Context, old entry.StorageUUID) error {
 			x.last = x.ledger.Fragments[i+1].First - 1
 		}
 	}
-	if err := x.copy(ctx); err != nil {
-		return err
+	copier := repairs.Copier{Ledger: x.env.Ledger, Before: x.dieSoon, ReadBytes: 4 << 10}
+	_, err := copier.Copy(ctx, repairs.Copying{
+		Ledger: x.ledger, Fragment: repairs.Stretch{Fragment: x.fragment, Last: x.last, Settled: true}, Slot: x.slot, To: x.target.UUID,
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what failed
 	}
 	if w.chance(2) { // while others go on
 		_ = sched.Sleep(ctx, x.sched, w.between(0, 15*time.Second))
 	}
 	x.dieSoon()
-	_, err := x.meta.SwapReplica(ctx, x.ledger.ID, x.fragment, old, x.target, x.deadline)
+	_, err = x.meta.SwapReplica(ctx, x.ledger.ID, x.fragment, old, x.target, x.deadline)
 	return err //nolint:wrapcheck // it says what failed
-}
-
-// copy sends the target all that its slot holds, be it there already: a disk that is asked only whether it is may be about to
-// delete it. It returns nil once everything is durable there.
-func (x *repair) copy(ctx context.Context) error {
-	l := x.ledger
-	q := quorumOf(l.Replication, x.fragment.Slots)
-	r := ledger.NewReader(x.env.Ledger, l)
-	for next := x.fragment.First; next <= x.last; {
-		entries, err := r.Read(ctx, next, x.last, 4<<10)
-		if err != nil {
-			return err //nolint:wrapcheck // it says what failed
-		}
-		next += entry.EntryID(len(entries))
-		var mine []ledger.Entry
-		for _, e := range entries {
-			if q.WriteSet(e.ID)&(1<<x.slot) != 0 {
-				mine = append(mine, e)
-			}
-		}
-		x.dieSoon()
-		if err := x.send(ctx, mine); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// send sends copies, all at once, and waits until the target has them on its disk.
-func (x *repair) send(ctx context.Context, entries []ledger.Entry) error {
-	l, left, done := x.ledger, len(entries), make(chan struct{})
-	var failed error
-	for _, e := range entries {
-		add := &bookiewire.Add{
-			Ledger: l.ID, Entry: e.ID, Term: l.Term, Recovery: true, Nonce: l.Nonce, LAC: entry.NoEntry,
-			Checksum: entry.Checksum(l.ID, e.ID, e.Body), Body: e.Body,
-		}
-		x.client.Add(x.target.UUID, add, func(err error) {
-			if err != nil {
-				failed = errNotCopied
-			}
-			if left--; left == 0 {
-				close(done)
-			}
-		})
-	}
-	if len(entries) == 0 {
-		return nil
-	}
-	if _, err := x.sched.Wait(ctx, sched.Channels{done}); err != nil {
-		return err //nolint:wrapcheck // as a context says it
-	}
-	return failed
 }

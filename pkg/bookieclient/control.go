@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -116,11 +117,11 @@ func (c *Control) ListDamage(ctx context.Context, u entry.StorageUUID) ([]Damage
 	}
 	all := make([]Damage, 0, len(reply.GetLedgers()))
 	for _, d := range reply.GetLedgers() {
-		text := ""
+		var text strings.Builder
 		for _, r := range d.GetEntries() {
-			text += fmt.Sprintf("%d-%d ", r.GetFirst(), r.GetLast())
+			fmt.Fprintf(&text, "%d-%d ", r.GetFirst(), r.GetLast())
 		}
-		all = append(all, Damage{Ledger: entry.LedgerID(d.GetLedger()), Entries: text, Limbo: d.GetLimbo()})
+		all = append(all, Damage{Ledger: entry.LedgerID(d.GetLedger()), Entries: text.String(), Limbo: d.GetLimbo()})
 	}
 	return all, nil
 }

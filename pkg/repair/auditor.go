@@ -3,6 +3,7 @@ package repair
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -19,6 +20,8 @@ type auditor struct {
 	damageAt time.Time // when bookies were asked last
 	compared time.Time // how far the comparison's time is used up
 	reassess bool
+
+	published meta.RepairCensus // as it was written last
 }
 
 func (r *Runner) newAuditor() *auditor { return &auditor{Runner: r} }
@@ -70,8 +73,24 @@ func (a *auditor) round(ctx context.Context) error {
 	}
 	a.totals.At = view.Now
 	a.metrics.show(list, a.totals)
-	return a.env.Meta.PutRepairCensus(ctx, a.totals) //nolint:wrapcheck // likewise
+	return a.publish(ctx)
 }
+
+// publish writes the census, if it has changed or is old.
+func (a *auditor) publish(ctx context.Context) error {
+	same := a.totals.Waiting == a.published.Waiting && slices.Equal(a.totals.Absent, a.published.Absent) && a.totals.ComparedAll.Equal(a.published.ComparedAll)
+	if same && a.totals.At.Sub(a.published.At) < publishEvery {
+		return nil
+	}
+	if err := a.env.Meta.PutRepairCensus(ctx, a.totals); err != nil {
+		return err //nolint:wrapcheck // it says what failed
+	}
+	a.published = a.totals
+	return nil
+}
+
+// publishEvery is the time between two writings of a census that has not changed.
+const publishEvery = 30 * time.Second
 
 func (a *auditor) takeOver(ctx context.Context) error {
 	before, err := a.env.Meta.GetRepairCensus(ctx)
@@ -82,6 +101,7 @@ func (a *auditor) takeOver(ctx context.Context) error {
 	a.totals = before
 	a.totals.Auditor = a.cfg.Worker
 	a.damageAt, a.compared = time.Time{}, a.sched.Now()
+	a.published = meta.RepairCensus{}
 	a.log.Info("this process audits repairs", "after", before.Auditor)
 	return nil
 }

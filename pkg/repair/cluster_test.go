@@ -15,7 +15,7 @@ import (
 func TestLostBookie(t *testing.T) {
 	t.Parallel()
 	w := newTown(t, 5)
-	for i := range entry.EntryID(20) {
+	for i := range entry.EntryID(8) {
 		w.write(10 * i) // the first one is empty
 	}
 	w.writeAs(plan{
@@ -40,17 +40,17 @@ func TestLostBookie(t *testing.T) {
 func TestSecondBookieDiesInTheMidstOfARepair(t *testing.T) {
 	t.Parallel()
 	w := newTown(t, 6)
-	for range 30 {
-		w.write(40)
+	for range 12 {
+		w.write(20)
 	}
 	w.stop(0)
 	slow := brisk("a")
-	slow.BytesPerSecond = 4 << 20
+	slow.BytesPerSecond = 128 << 10
 	w.run(slow, nil)
 	w.until("some are mended", func() bool {
 		h, err := w.meta.LedgersOn(w.ctx, w.uuids[0])
 		w.check(err)
-		return len(h) < 25
+		return len(h) < 10
 	})
 	w.stop(1)
 	w.mended()
@@ -183,7 +183,7 @@ func TestMarkedBookiesAreRelieved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newTown(t, 4)
-			for i := range entry.EntryID(10) {
+			for i := range entry.EntryID(4) {
 				w.write(10 * i)
 			}
 			gone := w.write(5)

@@ -1,7 +1,6 @@
 package repair
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/entry"
@@ -162,12 +161,4 @@ func (s Stretch) slotOf(u entry.StorageUUID) int {
 // has reports whether a slot is in the write set of an entry.
 func has(r meta.Replication, slot int, e entry.EntryID) bool {
 	return (slot-int(e%entry.EntryID(r.Ensemble))+r.Ensemble)%r.Ensemble < r.WriteQuorum
-}
-
-// entriesText is for people.
-func entriesText(first, last entry.EntryID) string {
-	if first == last {
-		return fmt.Sprintf("entry %d", first)
-	}
-	return fmt.Sprintf("entries %d to %d", first, last)
 }

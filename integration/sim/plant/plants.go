@@ -324,7 +324,7 @@ var plants = []plant{
 		"		if !slices.ContainsFunc(cur.Pending,", "		if false && !slices.ContainsFunc(cur.Pending,",
 	},
 	{
-		"a repair does not send what is there", "integration/sim",
-		"		x.client.Add(x.target.UUID, add,", "		if b := x.w.bookieOf(x.target.UUID); b != nil && b.has(l.ID, e.ID, e.Body) {\n			if left--; left == 0 {\n				close(done)\n			}\n			continue\n		}\n		x.client.Add(x.target.UUID, add,",
+		"a repair does not send what is there", "pkg/repair",
+		"		c.Ledger.Bookies.Add(x.To, add,", "		there, asked := false, make(chan struct{})\n		c.Ledger.Bookies.Read(ctx, x.To, bookiewire.Read{Ledger: l.ID, First: e.ID, Stride: 1, MaxEntries: 1, MaxBytes: 1}, func(_ bookiewire.ReadReply, err error) {\n			there = err == nil\n			close(asked)\n		})\n		if _, err := s.Wait(ctx, sched.Channels{asked}); err == nil && there {\n			if left--; left == 0 {\n				close(done)\n			}\n			continue\n		}\n		c.Ledger.Bookies.Add(x.To, add,",
 	},
 }
