@@ -17,7 +17,7 @@ const module = "github.com/penstock-mq/penstock"
 // floors is the house, lowest first. A package may import packages of lower floors only; so there are no
 // cycles, and a reader always knows in which direction to look. docs/architecture.md draws it.
 var floors = [][]string{
-	{"pkg/entry", "pkg/vfs", "pkg/sched", "pkg/budget", "pkg/hash", "pkg/topicname", "pkg/ops"},
+	{"pkg/entry", "pkg/vfs", "pkg/sched", "pkg/budget", "pkg/hash", "pkg/topicname", "pkg/ops", "pkg/measure"},
 	{"pkg/frame", "pkg/bookiewire", "pkg/segment", "pkg/quorum", "pkg/meta", "pkg/lease", "pkg/bench/rawdisk"},
 	{"pkg/ledger", "pkg/cursor", "pkg/bookieclient", "pkg/ledgerstore", "pkg/client", "pkg/ownership", "pkg/operation"},
 	{"pkg/chain", "pkg/dispatch", "pkg/bookie"},

@@ -102,6 +102,16 @@ func (h *health) live() error {
 	return h.fatal
 }
 
+// lastSync is when something was last synced; the zero time for never.
+func (h *health) lastSync() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if last := h.stored(); last.After(h.synced) {
+		return last
+	}
+	return h.synced
+}
+
 // ready is nil if the bookie serves, and otherwise says why not.
 func (h *health) ready() error {
 	h.mu.Lock()

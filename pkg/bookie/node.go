@@ -275,6 +275,7 @@ func (b *Bookie) serve(ctx context.Context, r *Registrar, reg Registration) {
 	b.health.setServing(true)
 	b.health.note(time.Now(), nil) // the store has just been opened, which syncs
 	b.wg.Go(func() { b.health.run(ctx) })
+	registerHealth(b.env.Registerer, b.health)
 	b.wg.Go(func() {
 		select {
 		case err := <-b.store.Fatal():

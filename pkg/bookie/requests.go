@@ -2,6 +2,7 @@ package bookie
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/budget"
@@ -100,8 +101,12 @@ func (c *conn) startRead(seq uint64, r bookiewire.Read) error {
 	if r.Recovery {
 		limits = c.s.recovery
 	}
+	began := time.Now()
 	go func() {
 		reply, charged, err := c.carryOut(r, limits)
+		if err == nil {
+			c.s.metrics.read(charged-int64(len(reply.Entries))*readOverhead, time.Since(began))
+		}
 		c.answer("read", seq, err, func() {
 			c.reads.Release(charged)
 			limits.bytes.Release(charged)

@@ -52,6 +52,7 @@ type Broker struct {
 	reads    *budget.Budget
 	dispatch *dispatch.Metrics
 	metrics  *metrics
+	latest   atomic.Pointer[figures] // of the latest look at the open topics
 
 	draining atomic.Bool
 	drains   chan struct{} // closed when Drain begins
@@ -91,9 +92,10 @@ func New(cfg Config, deps Deps) (*Broker, error) {
 	b.peers = &ownership.Peers{
 		Self: cfg.Self.ID, View: deps.Cache, Listener: b.owner, Pinger: pinger{self: cfg.Self.ID, log: deps.Log}.converse, Log: deps.Log,
 	}
-	b.metrics = newMetrics(deps.Registerer, b)
+	b.latest.Store(&figures{})
 	b.topicEnv, b.stateEnv = b.environments()
 	b.repair = b.newRepair()
+	b.metrics = newMetrics(deps.Registerer, b)
 	return b, nil
 }
 
@@ -149,6 +151,7 @@ func (b *Broker) Run(ctx context.Context) {
 	var loops sync.WaitGroup
 	loops.Go(func() { b.peers.Run(ctx) })
 	loops.Go(func() { b.keepHouse(ctx) })
+	loops.Go(func() { b.look(ctx) })
 	loops.Go(func() { b.followDeletions(ctx) })
 	loops.Go(func() { b.runRepair(ctx) })
 	loops.Go(func() { b.followMarks(ctx) })
@@ -220,6 +223,7 @@ func (b *Broker) Stop(ctx context.Context, g meta.Guard, why ownership.Reason, n
 	if u == nil || u.guard != g {
 		return // Run has ended
 	}
+	b.metrics.handovers.WithLabelValues(string(why)).Inc()
 	if why == ownership.ReasonHandOver {
 		u.handOver(ctx, next)
 	} else {

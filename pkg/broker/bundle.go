@@ -27,6 +27,7 @@ const (
 type bundle struct {
 	b     *Broker
 	guard meta.Guard
+	taken time.Time // when it was
 
 	life context.Context //nolint:containedctx // the time that the bundle is served here
 	end  context.CancelFunc
@@ -88,7 +89,7 @@ type slot struct {
 }
 
 func newBundle(b *Broker, g meta.Guard) *bundle {
-	u := &bundle{b: b, guard: g, stateReady: make(chan struct{}), topics: map[string]*slot{}, setbacks: map[string]setback{}}
+	u := &bundle{b: b, guard: g, taken: time.Now(), stateReady: make(chan struct{}), topics: map[string]*slot{}, setbacks: map[string]setback{}}
 	u.life, u.end = context.WithCancel(b.life)
 	u.opening, u.stopOpening = context.WithCancel(u.life)
 	u.subs = subscription.NewBundle(subscription.Env{
@@ -107,6 +108,8 @@ func (u *bundle) keepState() {
 		if err == nil {
 			u.state = log
 			close(u.stateReady)
+			u.b.metrics.takeovers.Inc()
+			u.b.metrics.takeoverSeconds.Observe(time.Since(u.taken).Seconds())
 			break
 		}
 		switch {
@@ -235,7 +238,8 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it names the policy
 	}
-	t := &servedTopic{u: u, resolved: r, producers: map[*publisher]struct{}{}, done: make(chan struct{})}
+	began := time.Now()
+	t := &servedTopic{u: u, resolved: r, metrics: u.b.metrics.of(r.name.NamespaceName()), producers: map[*publisher]struct{}{}, done: make(chan struct{})}
 	t.inUse, t.retire = context.WithCancel(u.life)
 	// What was looked at may come from a late cache: opening a ledger looks again, in its own transaction.
 	guard := u.guard
@@ -249,6 +253,7 @@ func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {
 		return nil, err //nolint:wrapcheck // chain.Open says what failed
 	}
 	t.opened = time.Now()
+	u.b.metrics.topicOpenSeconds.Observe(t.opened.Sub(began).Seconds())
 	t.subs = u.subs.NewSet(subscription.Config{
 		Name: t.name.String(), Owner: t.stateOwner(), Topic: t.log, Core: t.core, Gone: t.movedError,
 	})

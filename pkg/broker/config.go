@@ -30,6 +30,9 @@ type Config struct {
 	RollAge   time.Duration
 	// HousekeepingEvery is the time between two looks at retention, quotas and snapshots of the open topics; 10 s.
 	HousekeepingEvery time.Duration
+	// LookEvery is the time between two looks at what the open topics and their subscriptions do, for metrics by namespace and
+	// topic, and for penstock top; 5 s.
+	LookEvery time.Duration
 	// Ledger holds the limits and times of replication.
 	Ledger ledger.Config
 	// Repair says how copies that are missing are made; its Worker is filled in.
@@ -46,6 +49,7 @@ func (c Config) withDefaults() Config {
 	def(&c.CacheBytes, 128<<20)
 	def(&c.ReadBytes, 64<<20)
 	def((*int64)(&c.HousekeepingEvery), int64(10*time.Second))
+	def((*int64)(&c.LookEvery), int64(5*time.Second))
 	if c.MaxMessageSize == 0 {
 		c.MaxMessageSize = 5 << 20
 	}

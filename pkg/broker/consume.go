@@ -132,18 +132,22 @@ func (c *consumer) attach(ctx context.Context, open *brokerv1.Subscribe) (entry.
 
 // Send queues deliveries. It is called by dispatch, and does not block.
 func (c *consumer) Send(deliveries []dispatch.Delivery) {
+	handed, bytes := 0, 0
 	c.mu.Lock()
 	for _, d := range deliveries {
 		messages := int64(d.Span)
 		for _, r := range d.Skip {
 			messages -= int64(r.Len())
 		}
+		handed += int(messages)
+		bytes += len(d.Frame)
 		c.credit.queued(messages, roomOf(&d))
 		c.out = append(c.out, outgoing{delivery: d})
 	}
 	full := c.credit.full()
 	c.mu.Unlock()
 	c.signal()
+	c.t.handed(handed, bytes)
 	if full {
 		back := c.at.Withdraw()
 		c.mu.Lock()
@@ -248,12 +252,20 @@ func (c *consumer) acknowledge(ack *brokerv1.Ack) error {
 		}
 		upTo = entry.Offset(ack.GetCumulative()) + 1
 	}
+	m := c.t.u.b.metrics
+	m.acks.Inc()
 	var done func(error)
 	if id := ack.GetRequestId(); id != 0 {
 		c.mu.Lock()
 		c.pending++
 		c.mu.Unlock()
-		done = func(err error) { c.acknowledged(id, err) }
+		began := clock()
+		done = func(err error) {
+			if err == nil {
+				m.ackSeconds.Observe((clock() - began).Seconds())
+			}
+			c.acknowledged(id, err)
+		}
 	}
 	if err = c.at.Ack(ranges, upTo, done); err != nil {
 		if done != nil {

@@ -203,6 +203,14 @@ func (l *lookup) LookupTopic(ctx context.Context, req *brokerv1.LookupTopicReque
 		defer cancel()
 		route = l.b.owner.LocateBeyond(ctx, id, beyond)
 	}
+	found := lookupElsewhere
+	switch {
+	case route.URL == "":
+		found = lookupUnserved
+	case route.Mine:
+		found = lookupHere
+	}
+	l.b.metrics.lookups.WithLabelValues(found).Inc()
 	if route.URL == "" {
 		return nil, statusError(refuse(brokerv1.Code_CODE_UNAVAILABLE, "look up topic %s: nobody serves bundle %s yet; try again", name, id))
 	}

@@ -114,6 +114,11 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 		return nil, fmt.Errorf("join cluster: %w", err)
 	}
 	n.cache = meta.NewCache(life, env.Meta)
+	if env.Registerer != nil {
+		if err := n.cache.Register(env.Registerer); err != nil {
+			return nil, fmt.Errorf("start broker: %w", err)
+		}
+	}
 	if err := n.cache.Synced(ctx); err != nil {
 		return nil, fmt.Errorf("start broker: %w", err)
 	}
@@ -225,7 +230,8 @@ func (n *Node) serveHTTP() {
 		}
 		return errors.New("starting: not registered yet")
 	}
-	n.http = ops.New(ops.Probes{Live: func() error { return nil }, Ready: ready}, n.env.Gatherer)
+	n.http = ops.New(ops.Probes{Live: func() error { return nil }, Ready: ready}, n.env.Gatherer,
+		ops.Page{Path: "/metrics/topics", Serve: n.serveTopics})
 	n.wg.Go(func() {
 		if err := n.http.Serve(n.httpListener); !errors.Is(err, http.ErrServerClosed) {
 			n.fail(fmt.Errorf("serve http: %w", err))

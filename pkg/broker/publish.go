@@ -9,6 +9,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"time"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/chain"
@@ -210,9 +211,11 @@ func (s *publisher) take(batch *brokerv1.Batch) error {
 		return nil
 	}
 	if lost(s.t, err) {
+		s.t.metrics.receipts[outcomeLost].Inc()
 		s.t.u.topicLost(s.t)
 		return s.t.movedError()
 	}
+	s.t.metrics.receipts[outcomeRefused].Inc()
 	if errors.Is(err, topic.ErrProducerFenced) || errors.Is(err, topic.ErrProducerReplaced) {
 		return err
 	}
@@ -223,6 +226,7 @@ func (s *publisher) take(batch *brokerv1.Batch) error {
 }
 
 func (s *publisher) append(batch *brokerv1.Batch) error {
+	began := clock()
 	if err := s.t.admit(len(batch.GetFrame())); err != nil {
 		return err
 	}
@@ -234,12 +238,16 @@ func (s *publisher) append(batch *brokerv1.Batch) error {
 	if f.Sequence != first || f.HighestSequence != last {
 		return invalid("batch with sequences %d to %d, its frame says %d to %d", first, last, f.Sequence, f.HighestSequence)
 	}
+	messages, bytes := uint32(f.Count), uint32(len(batch.GetFrame()))
 	s.mu.Lock()
 	s.open++
 	s.mu.Unlock()
 	err = s.producer.Append(s.stream.Context(), topic.Batch{
 		Frame: batch.GetFrame(), Parsed: &f, Level: s.level,
-		Done: func(r topic.Receipt, err error) { s.done(first, r, err) },
+		Done: func(r topic.Receipt, err error) {
+			s.count(began, messages, bytes, r.Duplicate, err)
+			s.done(first, r, err)
+		},
 	})
 	if err != nil {
 		s.mu.Lock()
@@ -265,6 +273,25 @@ func frameAdvice(err error) string {
 	case frame.Malformed:
 	}
 	return "docs/formats.md says what a frame looks like"
+}
+
+// count counts what became of a batch that was taken in.
+func (s *publisher) count(began time.Duration, messages, bytes uint32, duplicate bool, err error) {
+	m, became := s.t.metrics, outcomeStored
+	switch {
+	case err != nil && lost(s.t, err):
+		became = outcomeLost
+	case err != nil:
+		became = outcomeFailed
+	case duplicate:
+		became = outcomeDuplicate
+	default:
+		s.t.stored(int(messages), int(bytes))
+	}
+	m.receipts[became].Inc()
+	if err == nil {
+		m.publishSeconds.Observe((clock() - began).Seconds())
+	}
 }
 
 // done answers a batch that was taken in. A batch whose outcome is not known because the topic is lost gets no answer:

@@ -49,6 +49,10 @@ type servedTopic struct {
 	retire  context.CancelFunc
 	tidying sync.Mutex
 
+	traffic traffic
+	metrics *namespaceMetrics
+	looked  looked
+
 	quota  backlogQuota
 	inTidy atomic.Bool // housekeeping has it in hand
 
@@ -76,6 +80,13 @@ func (t *servedTopic) detach(p *publisher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.producers, p)
+}
+
+// connected counts the producers.
+func (t *servedTopic) connected() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.producers)
 }
 
 // producerNames lists connected producers by name.

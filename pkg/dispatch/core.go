@@ -134,6 +134,12 @@ const (
 	ReasonNoData              Reason = "no-data"
 )
 
+// Reasons lists them all.
+var Reasons = []Reason{
+	ReasonNone, ReasonNoConsumers, ReasonAckStateLoading, ReasonReading, ReasonReadFailed, ReasonReadMemory, ReasonNoPermits,
+	ReasonUnackedConsumer, ReasonUnackedSubscription, ReasonRedeliveryDelay, ReasonDelayedLimit, ReasonNoData,
+}
+
 // Status is a subscription's dispatch as it stands.
 type Status struct {
 	Reason     Reason

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -37,6 +38,8 @@ type Session struct {
 	cancel context.CancelFunc
 	run    *sched.Group
 	ended  context.Context //nolint:containedctx // ends when Close begins
+
+	losses atomic.Int64
 
 	mu      sync.Mutex
 	current *Grant        // nil between a loss and the next grant
@@ -106,6 +109,9 @@ func NewSessionOver(ctx context.Context, etcd Etcd, sc sched.Scheduler, ttl time
 
 // TTL is the lease's time to live.
 func (s *Session) TTL() time.Duration { return s.ttl }
+
+// Losses is how many leases have ended while the session lived.
+func (s *Session) Losses() int64 { return s.losses.Load() }
 
 // Wait returns the lease of now, waiting for one between a loss and the next grant. It returns ErrClosed, or
 // the context's error.
@@ -203,6 +209,7 @@ func (s *Session) keepOne(ctx context.Context) {
 		}
 		s.set(nil)
 		g.cancel()
+		s.losses.Add(1)
 		s.log.Warn("lease is gone, getting another", "lease", int64(g.ID))
 	}
 }

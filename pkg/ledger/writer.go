@@ -459,9 +459,8 @@ func (w *Writer) complete(k *Completion) {
 // publish makes the core's state visible to other goroutines.
 func (w *Writer) publish() {
 	c := w.core
-	w.lac.Store(int64(c.LAC()))
 	confirmed, appended := c.Length()
-	w.confirmedLength.Store(confirmed)
+	w.env.Metrics.confirm(int64(c.LAC())-w.lac.Swap(int64(c.LAC())), confirmed-w.confirmedLength.Swap(confirmed))
 	w.appendedLength.Store(appended)
 	w.last.Store(int64(c.track.Next() - 1))
 	w.degraded.Store(c.Degraded())

@@ -70,6 +70,7 @@ func (s *Store) CompactOnce(ctx context.Context) (freed int64, err error) {
 		s.metrics.compactErrors.Inc()
 		return 0, fmt.Errorf("replace segments: %w", err)
 	}
+	s.metrics.compactions.Inc()
 	s.metrics.freedBytes.Add(float64(max(freed, 0)))
 	s.log.Info("compacted", "segments", len(victims), "freed_bytes", freed)
 	return freed, nil

@@ -65,6 +65,8 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 		s.lazy = newLazySync(cfg.Sync)
 		m.syncInterval.Set(cfg.Sync.Interval.Seconds())
 	}
+	m.lowWatermark.Set(cfg.LowRatio)
+	m.highWatermark.Set(cfg.HighRatio)
 	rec := &recovery{store: s, scans: maxScans}
 	if h != nil {
 		h.take(s)
@@ -74,6 +76,11 @@ func open(ctx context.Context, cfg Config, fs vfs.FS, log *slog.Logger, reg prom
 		s.cancel()
 		rec.abandon()
 		return nil, errors.Join(fmt.Errorf("open store in %s: %w", cfg.Dir, err), s.lock.Close())
+	}
+	if err := registerLedgers(reg, s.table); err != nil {
+		s.cancel()
+		rec.abandon()
+		return nil, errors.Join(err, s.lock.Close())
 	}
 	if h != nil {
 		return s, rec.finish(ctx)

@@ -115,7 +115,7 @@ func (s *Store) measure() (State, error) {
 		u.Dead += uint64(max(seg.size.Load()-live, 0))
 	}
 	s.usage.Store(&u)
-	s.metrics.segments.Set(float64(u.Segments))
+	s.metrics.used(&u)
 	used := 1.0
 	if u.Total > 0 {
 		used = 1 - float64(u.Free)/float64(u.Total)

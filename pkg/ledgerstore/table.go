@@ -192,6 +192,22 @@ func (t *table) snapshot() []*ledger {
 	return all
 }
 
+// count counts the ledgers that are stored here and that f holds for; it is called under the shard's lock.
+func (t *table) count(f func(*ledger) bool) int {
+	n := 0
+	for i := range t.shards {
+		s := &t.shards[i]
+		s.mu.RLock()
+		for id, l := range s.ledgers {
+			if l.durable && id != everyLedger && f(l) {
+				n++
+			}
+		}
+		s.mu.RUnlock()
+	}
+	return n
+}
+
 // addEntry files an entry that has become durable.
 func (l *ledger) addEntry(seg *Segment, id entry.EntryID, offset int64, length uint32) {
 	var r *run

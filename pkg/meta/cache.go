@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -47,12 +48,13 @@ const (
 //
 // It is safe for concurrent use.
 type Cache struct {
-	store  *Store
-	watch  Watch
-	sched  sched.Scheduler
-	cancel context.CancelFunc
-	run    *sched.Group
-	synced chan struct{} // closed after the first full read
+	store   *Store
+	watch   Watch
+	sched   sched.Scheduler
+	cancel  context.CancelFunc
+	run     *sched.Group
+	synced  chan struct{} // closed after the first full read
+	metrics *watchMetrics
 
 	// resyncs counts full reads.
 	resyncs atomic.Int64
@@ -101,7 +103,7 @@ func NewCacheOver(ctx context.Context, s *Store, watch Watch, sc sched.Scheduler
 	ctx, cancel := context.WithCancel(ctx)
 	c := &Cache{
 		store: s, watch: watch, sched: sc, cancel: cancel, run: sched.NewGroup(sc), synced: make(chan struct{}),
-		revWait: make(chan struct{}), state: newCacheState(),
+		revWait: make(chan struct{}), state: newCacheState(), metrics: newWatchMetrics(),
 	}
 	for k := range c.changed {
 		c.changed[k] = make(chan struct{})
@@ -147,11 +149,13 @@ func (c *Cache) Revision() int64 {
 
 // WaitRevision waits until the cache has seen revision rev: that of a record just written, for instance.
 func (c *Cache) WaitRevision(ctx context.Context, rev int64) error {
+	begin := time.Now()
 	for {
 		c.mu.RLock()
 		have, wait := c.rev, c.revWait
 		c.mu.RUnlock()
 		if have >= rev {
+			c.metrics.wait.Observe(time.Since(begin).Seconds())
 			return nil
 		}
 		if _, err := c.sched.Wait(ctx, sched.Channels{wait}); err != nil {
@@ -345,6 +349,9 @@ func (c *Cache) keep(ctx context.Context) {
 			wait = newBackoff()
 		}
 		err := c.watch(ctx, c.store.viewPrefix(), c.Revision()+1, c.follow)
+		if ctx.Err() == nil {
+			c.metrics.restarts.Inc()
+		}
 		if full = errors.Is(err, rpctypes.ErrCompacted); !full && ctx.Err() == nil {
 			c.store.log.Debug("metadata watch ended, going on", "error", err)
 			c.store.sleep(ctx, wait.grow())
@@ -389,6 +396,7 @@ func (c *Cache) load(ctx context.Context) error {
 	for k := range c.changed {
 		wake = append(wake, c.replaceChanged(Kind(k)))
 	}
+	c.metrics.resyncs.Inc()
 	first := c.resyncs.Add(1) == 1 // before anybody is told
 	c.mu.Unlock()
 	closeAll(wake)
@@ -400,6 +408,7 @@ func (c *Cache) load(ctx context.Context) error {
 
 // follow applies the changes of one response: all changes of a revision at once.
 func (c *Cache) follow(resp clientv3.WatchResponse) {
+	c.metrics.events.Add(float64(len(resp.Events)))
 	var touched [kinds]bool
 	c.mu.Lock()
 	for _, e := range resp.Events {

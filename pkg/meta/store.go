@@ -164,10 +164,12 @@ func (s *Store) commit(ctx context.Context, op string, cmps []clientv3.Cmp, then
 
 // read runs gets as one linearizable snapshot. It retries until ctx ends, then returns ErrUnavailable.
 func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clientv3.TxnResponse, error) {
+	begin := time.Now()
 	var last error
 	wait := newBackoff()
 	for n := 0; ; n++ {
 		if ctx.Err() != nil {
+			s.metrics.read(op, "unavailable", begin)
 			return nil, fmt.Errorf("%s: %w: %w", op, ErrUnavailable, describe(ctx.Err(), last))
 		}
 		attempt, cancel := s.attempt(ctx, n)
@@ -175,15 +177,18 @@ func (s *Store) read(ctx context.Context, op string, gets ...clientv3.Op) (*clie
 		cancel()
 		if err == nil {
 			s.up()
+			s.metrics.read(op, "ok", begin)
 			return resp, nil
 		}
 		// Nothing is at stake in a read, so only a refusal ends it.
 		if judge(err, true) == verdictRefused {
+			s.metrics.read(op, "refused", begin)
 			return nil, fmt.Errorf("%s: %w", op, err)
 		}
 		last = err
 		s.noteDown(ctx, op, err)
 		if s.closed() {
+			s.metrics.read(op, "unavailable", begin)
 			return nil, fmt.Errorf("%s: %w: client is closed", op, ErrUnavailable)
 		}
 		s.sleep(ctx, wait.grow())

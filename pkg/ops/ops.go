@@ -24,9 +24,15 @@ type Probes struct {
 	Ready func() error
 }
 
-// New returns a server of /livez, /readyz, /metrics (gatherer may be nil: none) and /debug/pprof, with limits on what
+// Page is one more page, to be read with GET.
+type Page struct {
+	Path  string
+	Serve http.HandlerFunc
+}
+
+// New returns a server of /livez, /readyz, /metrics (gatherer may be nil: none), /debug/pprof and further pages, with limits on what
 // a client may send.
-func New(p Probes, gatherer prometheus.Gatherer) *http.Server {
+func New(p Probes, gatherer prometheus.Gatherer, pages ...Page) *http.Server {
 	mux := http.NewServeMux()
 	probe := func(ask func() error) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -43,6 +49,9 @@ func New(p Probes, gatherer prometheus.Gatherer) *http.Server {
 	mux.HandleFunc("GET /readyz", probe(p.Ready))
 	if gatherer != nil {
 		mux.Handle("GET /metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}))
+	}
+	for _, p := range pages {
+		mux.HandleFunc("GET "+p.Path, p.Serve)
 	}
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

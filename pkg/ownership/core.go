@@ -209,6 +209,17 @@ func (c *Core) Drained() bool {
 	return true
 }
 
+// Missing counts the bundles that are needed and that nobody owns.
+func (c *Core) Missing() int {
+	n := 0
+	for _, b := range c.bundles {
+		if b.missing {
+			n++
+		}
+	}
+	return n
+}
+
 // Route says who should be asked for a bundle: its owner if that one seems alive, or is left in place although it does
 // not; otherwise the broker that will take it. The epoch is the owner's, or 0 when it is not known yet.
 func (c *Core) Route(id meta.BundleID) (broker string, epoch entry.Epoch) {

@@ -216,6 +216,13 @@ func (r *Runner) LocateBeyond(ctx context.Context, id meta.BundleID, beyond entr
 // Want has the bundle taken by whichever broker should, if that is this one and nobody owns it. It does not wait.
 func (r *Runner) Want(id meta.BundleID) { r.step(Wanted{Bundle: id}) }
 
+// Missing counts the bundles that somebody has used and that nobody owns, as far as this broker knows.
+func (r *Runner) Missing() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.core.Missing()
+}
+
 // Fenced says that serving under g met a newer owner.
 func (r *Runner) Fenced(g meta.Guard) { r.step(Fenced{Bundle: g.Bundle, Epoch: g.Epoch}) }
 

@@ -29,6 +29,7 @@ import (
 	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/lease"
 	"github.com/penstock-mq/penstock/pkg/ledgerstore"
+	"github.com/penstock-mq/penstock/pkg/measure"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/standalone/embedetcd"
 	"github.com/penstock-mq/penstock/pkg/vfs"
@@ -65,6 +66,8 @@ type Config struct {
 	// Broker is how brokers behave; its Replication, when zero, follows from Bookies, and its CacheBytes is 16 MiB.
 	Broker  broker.Config
 	Version string
+	// Collectors have metrics of the process that are served beside the cluster's.
+	Collectors []prometheus.Collector
 	// UnsafeNoFsync has etcd skip fsync: for tests, which throw the data away.
 	UnsafeNoFsync bool
 }
@@ -138,6 +141,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 		return nil, err
 	}
 	c.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	c.registry.MustRegister(cfg.Collectors...)
 	defer func() {
 		if err != nil {
 			_ = c.Close(context.WithoutCancel(ctx))
@@ -151,7 +155,7 @@ func Start(ctx context.Context, cfg Config, log *slog.Logger) (_ *Cluster, err e
 	c.follow(c.etcd.Err())
 	c.mu.Unlock()
 	c.meta = meta.New(c.etcd.Client(), ClusterName, log)
-	if err := c.meta.Register(c.registry); err != nil {
+	if err := errors.Join(c.meta.Register(c.registry), measure.RegisterBuild(c.registry, cfg.Version)); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	if _, err := c.meta.EnsureCluster(ctx); err != nil {

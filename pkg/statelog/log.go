@@ -94,11 +94,12 @@ func Open(ctx context.Context, env Env, guard meta.Guard, bundle meta.BundleID, 
 		return nil, fmt.Errorf("open state log of %s: %w", bundle, err)
 	}
 	l.next = l.c.NextOffset()
-	replayed := newState()
+	replayed, began := newState(), s.Now()
 	if err := l.replay(ctx, &replayed); err != nil {
 		l.Shutdown()
 		return nil, fmt.Errorf("replay state log of %s: %w", bundle, err)
 	}
+	env.Metrics.replayed(s.Now().Sub(began))
 	l.mu.Lock()
 	l.state, l.before = replayed, replayed.last
 	l.c.SetRollBytes(l.rollBytes())
@@ -258,6 +259,7 @@ func (l *Log) onConfirmed(entries []chain.ConfirmedEntry) {
 			panic(fmt.Sprintf("statelog: own entry does not parse: %v", err))
 		}
 		l.last = b.owners
+		l.env.Metrics.stored(len(b.held))
 		l.letGo(b)
 	}
 	l.c.SetRollBytes(l.rollBytes())

@@ -8,6 +8,7 @@ type Metrics struct {
 	duplicates               prometheus.Counter
 	missed                   prometheus.Counter
 	trimmedBytes             prometheus.Counter
+	snapshots                prometheus.Counter
 }
 
 // NewMetrics registers the metrics at reg, which may be nil.
@@ -25,6 +26,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		bytes:        counter("appended_bytes_total", "Bytes of envelopes and frames in them."),
 		duplicates:   counter("duplicates_total", "Batches recognised as duplicates."),
 		missed:       counter("read_through_entries_total", "Entries read from bookies because the cache did not have them."),
+		snapshots:    counter("snapshots_total", "Snapshots of producers' sequences."),
 		trimmedBytes: counter("trimmed_bytes_total", "Bytes of deleted ledgers."),
 	}
 }
@@ -52,5 +54,11 @@ func (m *Metrics) readThrough(entries int) {
 func (m *Metrics) trimmed(bytes int64) {
 	if m != nil {
 		m.trimmedBytes.Add(float64(bytes))
+	}
+}
+
+func (m *Metrics) snapshot() {
+	if m != nil {
+		m.snapshots.Inc()
 	}
 }

@@ -186,6 +186,7 @@ func (t *Topic) Snapshot(ctx context.Context) error {
 		t.dd.unsaved(records)
 		return fmt.Errorf("save producers' sequences: %w", err)
 	}
+	t.env.Metrics.snapshot()
 	if at > t.snapped {
 		t.snapped, t.snapBytes = at, bytes
 	}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/lease"
+	"github.com/penstock-mq/penstock/pkg/measure"
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
 
@@ -153,14 +154,10 @@ func (c *Common) validate() error {
 	return nil
 }
 
-func (c *Common) logger(w io.Writer) *slog.Logger {
+func (c *Common) logger(w io.Writer) (*slog.Logger, *Logs) {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(c.LogLevel)) // validated
-	handler := &slog.HandlerOptions{Level: level}
-	if c.LogFormat == "json" {
-		return slog.New(slog.NewJSONHandler(w, handler))
-	}
-	return slog.New(slog.NewTextHandler(w, handler))
+	return NewLogger(w, level, c.LogFormat)
 }
 
 // reconnect is how etcd is looked for while it is away. gRPC's default waits longer the longer it was, up to two
@@ -172,7 +169,7 @@ var reconnect = grpc.ConnectParams{
 
 // serve connects to etcd and runs the program. Being told to stop before it was up is no failure.
 func (p Program) serve(ctx context.Context, errOut io.Writer) error {
-	log := p.Common.logger(errOut)
+	log, logs := p.Common.logger(errOut)
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: p.Common.Etcd, DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		MaxCallRecvMsgSize: math.MaxInt32, Logger: zap.NewNop(),
@@ -183,9 +180,9 @@ func (p Program) serve(ctx context.Context, errOut io.Writer) error {
 	}
 	defer client.Close()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(logs, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	store := meta.New(client, p.Common.Cluster, log)
-	if err := store.Register(registry); err != nil {
+	if err := errors.Join(store.Register(registry), measure.RegisterBuild(registry, p.Version)); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	return p.Serve(ctx, Env{

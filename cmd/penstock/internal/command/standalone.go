@@ -8,8 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-mq/penstock/cmd/internal/daemon"
 	"github.com/penstock-mq/penstock/cmd/internal/settings"
 	"github.com/penstock-mq/penstock/pkg/standalone"
 )
@@ -72,10 +74,11 @@ func (f standaloneFlags) validate() (level slog.Level, err error) {
 }
 
 func (a *app) standalone(ctx context.Context, f standaloneFlags, level slog.Level) error {
-	log := slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: level}))
+	log, logs := daemon.NewLogger(a.err, level, "text")
 	started := time.Now()
 	c, err := standalone.Start(ctx, standalone.Config{
 		Dir: f.dataDir, Bookies: f.bookies, Listen: f.listen, HTTPListen: f.http, Version: a.version,
+		Collectors: []prometheus.Collector{logs},
 	}, log)
 	if err != nil {
 		if ctx.Err() != nil && exitCode(err) == exitFailed {
