@@ -5520,7 +5520,7 @@ var File_penstock_broker_v1_admin_proto protoreflect.FileDescriptor
 
 const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x1epenstock/broker/v1/admin.proto\x12\x12penstock.broker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fpenstock/broker/v1/pubsub.proto\"J\n" +
+	"\x1epenstock/broker/v1/admin.proto\x12\x12penstock.broker.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!penstock/broker/v1/activity.proto\x1a\x1fpenstock/broker/v1/pubsub.proto\"J\n" +
 	"\x12CreateTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1e\n" +
 	"\n" +
@@ -5914,7 +5914,7 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\x1cOPERATION_CHANGE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16OPERATION_CHANGE_PAUSE\x10\x01\x12\x1b\n" +
 	"\x17OPERATION_CHANGE_RESUME\x10\x02\x12\x1b\n" +
-	"\x17OPERATION_CHANGE_CANCEL\x10\x032\xfe\x19\n" +
+	"\x17OPERATION_CHANGE_CANCEL\x10\x032\xde\x1a\n" +
 	"\x05Admin\x12^\n" +
 	"\vCreateTopic\x12&.penstock.broker.v1.CreateTopicRequest\x1a'.penstock.broker.v1.CreateTopicResponse\x12[\n" +
 	"\n" +
@@ -5936,6 +5936,7 @@ const file_penstock_broker_v1_admin_proto_rawDesc = "" +
 	"\x0fUpdateNamespace\x12*.penstock.broker.v1.UpdateNamespaceRequest\x1a+.penstock.broker.v1.UpdateNamespaceResponse\x12j\n" +
 	"\x0fDeleteNamespace\x12*.penstock.broker.v1.DeleteNamespaceRequest\x1a+.penstock.broker.v1.DeleteNamespaceResponse\x12^\n" +
 	"\vListBrokers\x12&.penstock.broker.v1.ListBrokersRequest\x1a'.penstock.broker.v1.ListBrokersResponse\x12^\n" +
+	"\vGetActivity\x12&.penstock.broker.v1.GetActivityRequest\x1a'.penstock.broker.v1.GetActivityResponse\x12^\n" +
 	"\vListBookies\x12&.penstock.broker.v1.ListBookiesRequest\x1a'.penstock.broker.v1.ListBookiesResponse\x12^\n" +
 	"\vListLedgers\x12&.penstock.broker.v1.ListLedgersRequest\x1a'.penstock.broker.v1.ListLedgersResponse\x12g\n" +
 	"\x0eDescribeLedger\x12).penstock.broker.v1.DescribeLedgerRequest\x1a*.penstock.broker.v1.DescribeLedgerResponse\x12]\n" +
@@ -6056,6 +6057,8 @@ var file_penstock_broker_v1_admin_proto_goTypes = []any{
 	(SubscriptionType)(0),                // 87: penstock.broker.v1.SubscriptionType
 	(*durationpb.Duration)(nil),          // 88: google.protobuf.Duration
 	(*timestamppb.Timestamp)(nil),        // 89: google.protobuf.Timestamp
+	(*GetActivityRequest)(nil),           // 90: penstock.broker.v1.GetActivityRequest
+	(*GetActivityResponse)(nil),          // 91: penstock.broker.v1.GetActivityResponse
 }
 var file_penstock_broker_v1_admin_proto_depIdxs = []int32{
 	6,  // 0: penstock.broker.v1.ListTopicsResponse.topics:type_name -> penstock.broker.v1.TopicSummary
@@ -6125,53 +6128,55 @@ var file_penstock_broker_v1_admin_proto_depIdxs = []int32{
 	41, // 64: penstock.broker.v1.Admin.UpdateNamespace:input_type -> penstock.broker.v1.UpdateNamespaceRequest
 	43, // 65: penstock.broker.v1.Admin.DeleteNamespace:input_type -> penstock.broker.v1.DeleteNamespaceRequest
 	45, // 66: penstock.broker.v1.Admin.ListBrokers:input_type -> penstock.broker.v1.ListBrokersRequest
-	48, // 67: penstock.broker.v1.Admin.ListBookies:input_type -> penstock.broker.v1.ListBookiesRequest
-	51, // 68: penstock.broker.v1.Admin.ListLedgers:input_type -> penstock.broker.v1.ListLedgersRequest
-	56, // 69: penstock.broker.v1.Admin.DescribeLedger:input_type -> penstock.broker.v1.DescribeLedgerRequest
-	58, // 70: penstock.broker.v1.Admin.ReadLedger:input_type -> penstock.broker.v1.ReadLedgerRequest
-	60, // 71: penstock.broker.v1.Admin.ListUnderReplicated:input_type -> penstock.broker.v1.ListUnderReplicatedRequest
-	64, // 72: penstock.broker.v1.Admin.ReleaseLedger:input_type -> penstock.broker.v1.ReleaseLedgerRequest
-	66, // 73: penstock.broker.v1.Admin.VerifyLedgers:input_type -> penstock.broker.v1.VerifyLedgersRequest
-	69, // 74: penstock.broker.v1.Admin.DescribeBookie:input_type -> penstock.broker.v1.DescribeBookieRequest
-	71, // 75: penstock.broker.v1.Admin.DrainBookie:input_type -> penstock.broker.v1.DrainBookieRequest
-	74, // 76: penstock.broker.v1.Admin.StartOperation:input_type -> penstock.broker.v1.StartOperationRequest
-	80, // 77: penstock.broker.v1.Admin.ListOperations:input_type -> penstock.broker.v1.ListOperationsRequest
-	82, // 78: penstock.broker.v1.Admin.GetOperation:input_type -> penstock.broker.v1.GetOperationRequest
-	84, // 79: penstock.broker.v1.Admin.ChangeOperation:input_type -> penstock.broker.v1.ChangeOperationRequest
-	4,  // 80: penstock.broker.v1.Admin.CreateTopic:output_type -> penstock.broker.v1.CreateTopicResponse
-	7,  // 81: penstock.broker.v1.Admin.ListTopics:output_type -> penstock.broker.v1.ListTopicsResponse
-	10, // 82: penstock.broker.v1.Admin.DescribeTopic:output_type -> penstock.broker.v1.DescribeTopicResponse
-	12, // 83: penstock.broker.v1.Admin.DeleteTopic:output_type -> penstock.broker.v1.DeleteTopicResponse
-	14, // 84: penstock.broker.v1.Admin.UnloadTopic:output_type -> penstock.broker.v1.UnloadTopicResponse
-	16, // 85: penstock.broker.v1.Admin.CreateSubscription:output_type -> penstock.broker.v1.CreateSubscriptionResponse
-	18, // 86: penstock.broker.v1.Admin.ListSubscriptions:output_type -> penstock.broker.v1.ListSubscriptionsResponse
-	22, // 87: penstock.broker.v1.Admin.DescribeSubscription:output_type -> penstock.broker.v1.DescribeSubscriptionResponse
-	24, // 88: penstock.broker.v1.Admin.SeekSubscription:output_type -> penstock.broker.v1.SeekSubscriptionResponse
-	26, // 89: penstock.broker.v1.Admin.DeleteSubscription:output_type -> penstock.broker.v1.DeleteSubscriptionResponse
-	28, // 90: penstock.broker.v1.Admin.CreateTenant:output_type -> penstock.broker.v1.CreateTenantResponse
-	30, // 91: penstock.broker.v1.Admin.ListTenants:output_type -> penstock.broker.v1.ListTenantsResponse
-	32, // 92: penstock.broker.v1.Admin.DeleteTenant:output_type -> penstock.broker.v1.DeleteTenantResponse
-	35, // 93: penstock.broker.v1.Admin.CreateNamespace:output_type -> penstock.broker.v1.CreateNamespaceResponse
-	37, // 94: penstock.broker.v1.Admin.ListNamespaces:output_type -> penstock.broker.v1.ListNamespacesResponse
-	40, // 95: penstock.broker.v1.Admin.GetNamespace:output_type -> penstock.broker.v1.GetNamespaceResponse
-	42, // 96: penstock.broker.v1.Admin.UpdateNamespace:output_type -> penstock.broker.v1.UpdateNamespaceResponse
-	44, // 97: penstock.broker.v1.Admin.DeleteNamespace:output_type -> penstock.broker.v1.DeleteNamespaceResponse
-	47, // 98: penstock.broker.v1.Admin.ListBrokers:output_type -> penstock.broker.v1.ListBrokersResponse
-	50, // 99: penstock.broker.v1.Admin.ListBookies:output_type -> penstock.broker.v1.ListBookiesResponse
-	55, // 100: penstock.broker.v1.Admin.ListLedgers:output_type -> penstock.broker.v1.ListLedgersResponse
-	57, // 101: penstock.broker.v1.Admin.DescribeLedger:output_type -> penstock.broker.v1.DescribeLedgerResponse
-	59, // 102: penstock.broker.v1.Admin.ReadLedger:output_type -> penstock.broker.v1.ReadLedgerResponse
-	63, // 103: penstock.broker.v1.Admin.ListUnderReplicated:output_type -> penstock.broker.v1.ListUnderReplicatedResponse
-	65, // 104: penstock.broker.v1.Admin.ReleaseLedger:output_type -> penstock.broker.v1.ReleaseLedgerResponse
-	68, // 105: penstock.broker.v1.Admin.VerifyLedgers:output_type -> penstock.broker.v1.VerifyLedgersResponse
-	70, // 106: penstock.broker.v1.Admin.DescribeBookie:output_type -> penstock.broker.v1.DescribeBookieResponse
-	72, // 107: penstock.broker.v1.Admin.DrainBookie:output_type -> penstock.broker.v1.DrainBookieResponse
-	77, // 108: penstock.broker.v1.Admin.StartOperation:output_type -> penstock.broker.v1.StartOperationResponse
-	81, // 109: penstock.broker.v1.Admin.ListOperations:output_type -> penstock.broker.v1.ListOperationsResponse
-	83, // 110: penstock.broker.v1.Admin.GetOperation:output_type -> penstock.broker.v1.GetOperationResponse
-	85, // 111: penstock.broker.v1.Admin.ChangeOperation:output_type -> penstock.broker.v1.ChangeOperationResponse
-	80, // [80:112] is the sub-list for method output_type
-	48, // [48:80] is the sub-list for method input_type
+	90, // 67: penstock.broker.v1.Admin.GetActivity:input_type -> penstock.broker.v1.GetActivityRequest
+	48, // 68: penstock.broker.v1.Admin.ListBookies:input_type -> penstock.broker.v1.ListBookiesRequest
+	51, // 69: penstock.broker.v1.Admin.ListLedgers:input_type -> penstock.broker.v1.ListLedgersRequest
+	56, // 70: penstock.broker.v1.Admin.DescribeLedger:input_type -> penstock.broker.v1.DescribeLedgerRequest
+	58, // 71: penstock.broker.v1.Admin.ReadLedger:input_type -> penstock.broker.v1.ReadLedgerRequest
+	60, // 72: penstock.broker.v1.Admin.ListUnderReplicated:input_type -> penstock.broker.v1.ListUnderReplicatedRequest
+	64, // 73: penstock.broker.v1.Admin.ReleaseLedger:input_type -> penstock.broker.v1.ReleaseLedgerRequest
+	66, // 74: penstock.broker.v1.Admin.VerifyLedgers:input_type -> penstock.broker.v1.VerifyLedgersRequest
+	69, // 75: penstock.broker.v1.Admin.DescribeBookie:input_type -> penstock.broker.v1.DescribeBookieRequest
+	71, // 76: penstock.broker.v1.Admin.DrainBookie:input_type -> penstock.broker.v1.DrainBookieRequest
+	74, // 77: penstock.broker.v1.Admin.StartOperation:input_type -> penstock.broker.v1.StartOperationRequest
+	80, // 78: penstock.broker.v1.Admin.ListOperations:input_type -> penstock.broker.v1.ListOperationsRequest
+	82, // 79: penstock.broker.v1.Admin.GetOperation:input_type -> penstock.broker.v1.GetOperationRequest
+	84, // 80: penstock.broker.v1.Admin.ChangeOperation:input_type -> penstock.broker.v1.ChangeOperationRequest
+	4,  // 81: penstock.broker.v1.Admin.CreateTopic:output_type -> penstock.broker.v1.CreateTopicResponse
+	7,  // 82: penstock.broker.v1.Admin.ListTopics:output_type -> penstock.broker.v1.ListTopicsResponse
+	10, // 83: penstock.broker.v1.Admin.DescribeTopic:output_type -> penstock.broker.v1.DescribeTopicResponse
+	12, // 84: penstock.broker.v1.Admin.DeleteTopic:output_type -> penstock.broker.v1.DeleteTopicResponse
+	14, // 85: penstock.broker.v1.Admin.UnloadTopic:output_type -> penstock.broker.v1.UnloadTopicResponse
+	16, // 86: penstock.broker.v1.Admin.CreateSubscription:output_type -> penstock.broker.v1.CreateSubscriptionResponse
+	18, // 87: penstock.broker.v1.Admin.ListSubscriptions:output_type -> penstock.broker.v1.ListSubscriptionsResponse
+	22, // 88: penstock.broker.v1.Admin.DescribeSubscription:output_type -> penstock.broker.v1.DescribeSubscriptionResponse
+	24, // 89: penstock.broker.v1.Admin.SeekSubscription:output_type -> penstock.broker.v1.SeekSubscriptionResponse
+	26, // 90: penstock.broker.v1.Admin.DeleteSubscription:output_type -> penstock.broker.v1.DeleteSubscriptionResponse
+	28, // 91: penstock.broker.v1.Admin.CreateTenant:output_type -> penstock.broker.v1.CreateTenantResponse
+	30, // 92: penstock.broker.v1.Admin.ListTenants:output_type -> penstock.broker.v1.ListTenantsResponse
+	32, // 93: penstock.broker.v1.Admin.DeleteTenant:output_type -> penstock.broker.v1.DeleteTenantResponse
+	35, // 94: penstock.broker.v1.Admin.CreateNamespace:output_type -> penstock.broker.v1.CreateNamespaceResponse
+	37, // 95: penstock.broker.v1.Admin.ListNamespaces:output_type -> penstock.broker.v1.ListNamespacesResponse
+	40, // 96: penstock.broker.v1.Admin.GetNamespace:output_type -> penstock.broker.v1.GetNamespaceResponse
+	42, // 97: penstock.broker.v1.Admin.UpdateNamespace:output_type -> penstock.broker.v1.UpdateNamespaceResponse
+	44, // 98: penstock.broker.v1.Admin.DeleteNamespace:output_type -> penstock.broker.v1.DeleteNamespaceResponse
+	47, // 99: penstock.broker.v1.Admin.ListBrokers:output_type -> penstock.broker.v1.ListBrokersResponse
+	91, // 100: penstock.broker.v1.Admin.GetActivity:output_type -> penstock.broker.v1.GetActivityResponse
+	50, // 101: penstock.broker.v1.Admin.ListBookies:output_type -> penstock.broker.v1.ListBookiesResponse
+	55, // 102: penstock.broker.v1.Admin.ListLedgers:output_type -> penstock.broker.v1.ListLedgersResponse
+	57, // 103: penstock.broker.v1.Admin.DescribeLedger:output_type -> penstock.broker.v1.DescribeLedgerResponse
+	59, // 104: penstock.broker.v1.Admin.ReadLedger:output_type -> penstock.broker.v1.ReadLedgerResponse
+	63, // 105: penstock.broker.v1.Admin.ListUnderReplicated:output_type -> penstock.broker.v1.ListUnderReplicatedResponse
+	65, // 106: penstock.broker.v1.Admin.ReleaseLedger:output_type -> penstock.broker.v1.ReleaseLedgerResponse
+	68, // 107: penstock.broker.v1.Admin.VerifyLedgers:output_type -> penstock.broker.v1.VerifyLedgersResponse
+	70, // 108: penstock.broker.v1.Admin.DescribeBookie:output_type -> penstock.broker.v1.DescribeBookieResponse
+	72, // 109: penstock.broker.v1.Admin.DrainBookie:output_type -> penstock.broker.v1.DrainBookieResponse
+	77, // 110: penstock.broker.v1.Admin.StartOperation:output_type -> penstock.broker.v1.StartOperationResponse
+	81, // 111: penstock.broker.v1.Admin.ListOperations:output_type -> penstock.broker.v1.ListOperationsResponse
+	83, // 112: penstock.broker.v1.Admin.GetOperation:output_type -> penstock.broker.v1.GetOperationResponse
+	85, // 113: penstock.broker.v1.Admin.ChangeOperation:output_type -> penstock.broker.v1.ChangeOperationResponse
+	81, // [81:114] is the sub-list for method output_type
+	48, // [48:81] is the sub-list for method input_type
 	48, // [48:48] is the sub-list for extension type_name
 	48, // [48:48] is the sub-list for extension extendee
 	0,  // [0:48] is the sub-list for field type_name
@@ -6182,6 +6187,7 @@ func file_penstock_broker_v1_admin_proto_init() {
 	if File_penstock_broker_v1_admin_proto != nil {
 		return
 	}
+	file_penstock_broker_v1_activity_proto_init()
 	file_penstock_broker_v1_pubsub_proto_init()
 	file_penstock_broker_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
 	type x struct{}

@@ -38,6 +38,7 @@ const (
 	Admin_UpdateNamespace_FullMethodName      = "/penstock.broker.v1.Admin/UpdateNamespace"
 	Admin_DeleteNamespace_FullMethodName      = "/penstock.broker.v1.Admin/DeleteNamespace"
 	Admin_ListBrokers_FullMethodName          = "/penstock.broker.v1.Admin/ListBrokers"
+	Admin_GetActivity_FullMethodName          = "/penstock.broker.v1.Admin/GetActivity"
 	Admin_ListBookies_FullMethodName          = "/penstock.broker.v1.Admin/ListBookies"
 	Admin_ListLedgers_FullMethodName          = "/penstock.broker.v1.Admin/ListLedgers"
 	Admin_DescribeLedger_FullMethodName       = "/penstock.broker.v1.Admin/DescribeLedger"
@@ -99,6 +100,8 @@ type AdminClient interface {
 	DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceResponse, error)
 	// ListBrokers lists the live brokers.
 	ListBrokers(ctx context.Context, in *ListBrokersRequest, opts ...grpc.CallOption) (*ListBrokersResponse, error)
+	// GetActivity tells what goes on: brokers, bookies, the busiest topics, the subscriptions furthest behind.
+	GetActivity(ctx context.Context, in *GetActivityRequest, opts ...grpc.CallOption) (*GetActivityResponse, error)
 	// ListBookies lists every bookie the cluster knows, live or not.
 	ListBookies(ctx context.Context, in *ListBookiesRequest, opts ...grpc.CallOption) (*ListBookiesResponse, error)
 	// ListLedgers lists ledgers: of a topic, on a bookie, or all.
@@ -325,6 +328,16 @@ func (c *adminClient) ListBrokers(ctx context.Context, in *ListBrokersRequest, o
 	return out, nil
 }
 
+func (c *adminClient) GetActivity(ctx context.Context, in *GetActivityRequest, opts ...grpc.CallOption) (*GetActivityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetActivityResponse)
+	err := c.cc.Invoke(ctx, Admin_GetActivity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ListBookies(ctx context.Context, in *ListBookiesRequest, opts ...grpc.CallOption) (*ListBookiesResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListBookiesResponse)
@@ -519,6 +532,8 @@ type AdminServer interface {
 	DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceResponse, error)
 	// ListBrokers lists the live brokers.
 	ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error)
+	// GetActivity tells what goes on: brokers, bookies, the busiest topics, the subscriptions furthest behind.
+	GetActivity(context.Context, *GetActivityRequest) (*GetActivityResponse, error)
 	// ListBookies lists every bookie the cluster knows, live or not.
 	ListBookies(context.Context, *ListBookiesRequest) (*ListBookiesResponse, error)
 	// ListLedgers lists ledgers: of a topic, on a bookie, or all.
@@ -611,6 +626,9 @@ func (UnimplementedAdminServer) DeleteNamespace(context.Context, *DeleteNamespac
 }
 func (UnimplementedAdminServer) ListBrokers(context.Context, *ListBrokersRequest) (*ListBrokersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListBrokers not implemented")
+}
+func (UnimplementedAdminServer) GetActivity(context.Context, *GetActivityRequest) (*GetActivityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetActivity not implemented")
 }
 func (UnimplementedAdminServer) ListBookies(context.Context, *ListBookiesRequest) (*ListBookiesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListBookies not implemented")
@@ -1014,6 +1032,24 @@ func _Admin_ListBrokers_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_GetActivity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetActivityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetActivity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetActivity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetActivity(ctx, req.(*GetActivityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ListBookies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListBookiesRequest)
 	if err := dec(in); err != nil {
@@ -1316,6 +1352,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListBrokers",
 			Handler:    _Admin_ListBrokers_Handler,
+		},
+		{
+			MethodName: "GetActivity",
+			Handler:    _Admin_GetActivity_Handler,
 		},
 		{
 			MethodName: "ListBookies",

@@ -98,7 +98,7 @@ func (a *app) rootCommand() *cobra.Command {
 	root.AddCommand(
 		a.produceCommand(), a.consumeCommand(),
 		a.topicCommand(), a.subscriptionCommand(), a.namespaceCommand(), a.tenantCommand(),
-		a.brokerCommand(), a.bookieCommand(), a.ledgerCommand(), a.segmentCommand(), a.operationCommand(),
+		a.topCommand(), a.brokerCommand(), a.bookieCommand(), a.ledgerCommand(), a.segmentCommand(), a.operationCommand(),
 		a.standaloneCommand(), a.demoCommand(), a.verifyCommand(), a.benchCommand(),
 		a.contextCommand(), a.versionCommand(),
 	)
