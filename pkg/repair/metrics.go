@@ -3,6 +3,7 @@ package repair
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/penstock-mq/penstock/pkg/measure"
 	"github.com/penstock-mq/penstock/pkg/meta"
 )
 
@@ -47,9 +48,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		copiedBytes:   counter("copied_bytes_total", "Bytes of copies made."),
 		stepsFailed:   counter("failures_total", "Steps of repairs that failed; they are taken again."),
 		mended:        counter("ledgers_mended_total", "Ledgers that are as they should be again."),
-		jobSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "penstock_repair_job_seconds", Help: "How long a worker was at one ledger.", Buckets: prometheus.ExponentialBuckets(0.01, 4, 9),
-		}),
+		jobSeconds: prometheus.NewHistogram(measure.Histogram("penstock_repair_job_seconds", "How long a worker was at one ledger.", measure.Duration)),
 	}
 	m.forget()
 	if reg != nil {
