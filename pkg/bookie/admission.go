@@ -9,7 +9,9 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/entry"
+	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 	"github.com/penstock-mq/penstock/pkg/meta"
+	"github.com/penstock-mq/penstock/pkg/sched"
 )
 
 // Admit decides whether an add may create a ledger on the bookie me, given the ledger's record as it was after the
@@ -63,30 +65,127 @@ func notAdmitted(why string) *bookiewire.Error {
 	return &bookiewire.Error{Code: bookiewire.NotAdmitted, Detail: why}
 }
 
-// admissions holds the adds for ledgers that the store does not know while their metadata are read. Per ledger one
-// read is under way at a time, and decides about the adds that came before it began; later ones wait for the
-// next, so that each is decided by metadata as they were after it arrived. An add whose ledger became known
-// meanwhile goes on all the same: its generation is from before the read.
+// Arrival is an add between its arrival and its answer. It may be used again once it is answered.
+type Arrival struct {
+	// Add is the entry; its Generation and Done are those of the [Admissions] that takes it.
+	ledgerstore.Add
+	// For is whose it is.
+	For Answerer
+
+	retries int
+	started time.Time
+	done    func(error) // bound once
+}
+
+// Answerer is who waits for an [Arrival]'s answer. An interface, since two functions would be bound for each add.
+type Answerer interface {
+	// Answer is called once: nil after the entry is on disk, or why not. It must not block.
+	Answer(err *bookiewire.Error)
+	// Own is called before the add waits for what takes long, so that it can get bytes of its own.
+	Own()
+}
+
+// Admissions decides about adds as they arrive: those of a ledger that the store knows go there at once, the others wait
+// until the ledger's metadata are read. Per ledger one read is under way at a time, and decides about the adds that came
+// before it began; later ones wait for the next, so that each is decided by metadata as they were after it arrived. An
+// add whose ledger became known meanwhile goes on all the same: its generation is from before the read.
+//
+//	a := NewAdmissions(AdmissionConfig{Me: me, Store: store, Ledgers: metadata})
+//	x.Add.Add, x.For = add, whose
+//	a.Take(x)        // for each add; it does not wait
+//	a.Stop()         // what waits is refused
+//	a.Wait()
 //
 // Ledgers take turns, and a bounded number of reads is under way: whoever sends adds for ledgers that do not exist
 // must not turn each into a request to etcd of its own. How many adds wait is bounded by the budget that each is
 // charged to.
-type admissions struct {
-	s       *Server
-	ledgers Ledgers
-	ctx     context.Context    // of the reads
-	stop    context.CancelFunc // nobody is asked any more: what waits was not stored
-	wg      sync.WaitGroup
+type Admissions struct {
+	cfg  AdmissionConfig
+	ctx  context.Context    // of the reads
+	stop context.CancelFunc // nobody is asked any more: what waits was not stored
+	run  *sched.Group
 
 	mu sync.Mutex
 	// waiting has a key per ledger that is queued or whose metadata are being read.
-	waiting map[entry.LedgerID][]*pendingAdd
+	waiting map[entry.LedgerID][]*Arrival
 	queue   []entry.LedgerID
 	readers int
 }
 
+// AdmissionConfig is what an [Admissions] works with. Me, Store and Ledgers are required.
+type AdmissionConfig struct {
+	// Me is the disk's identity.
+	Me entry.StorageUUID
+	// Store takes what is let in.
+	Store interface {
+		Admission(ledger entry.LedgerID) (known bool, generation uint64)
+		Add(a *ledgerstore.Add)
+	}
+	// Ledgers reads the metadata.
+	Ledgers Ledgers
+	// MaxReads is how many ledgers' metadata are read at once; 64.
+	MaxReads int
+	// Timeout is how long an add waits for metadata; 5 s.
+	Timeout time.Duration
+	// OnRead is called before each read; it may be nil.
+	OnRead func()
+	// Sched runs the reads; nil is the real one.
+	Sched sched.Scheduler
+}
+
+// maxRetries is how often an add is admitted anew when a fence or a deletion of another ledger voided it.
+const maxRetries = 3
+
+// NewAdmissions returns one that has nothing to decide.
+func NewAdmissions(cfg AdmissionConfig) *Admissions {
+	setDefault(&cfg.MaxReads, 64)
+	setDefault(&cfg.Timeout, 5*time.Second)
+	cfg.Sched = sched.OrReal(cfg.Sched)
+	a := &Admissions{cfg: cfg, run: sched.NewGroup(cfg.Sched), waiting: make(map[entry.LedgerID][]*Arrival)}
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	return a
+}
+
+// Take hands the add to the store, now or when it is let in, or has it refused. It does not wait.
+func (a *Admissions) Take(x *Arrival) {
+	if x.done == nil {
+		x.done = func(err error) { a.finish(x, err) }
+	}
+	x.retries, x.started = 0, a.cfg.Sched.Now()
+	x.Done = x.done
+	var known bool
+	if known, x.Generation = a.cfg.Store.Admission(x.Ledger); known {
+		a.cfg.Store.Add(&x.Add)
+		return
+	}
+	a.enqueue(x)
+}
+
+// Stop has whatever waits for metadata refused, now and from now on.
+func (a *Admissions) Stop() { a.stop() }
+
+// Wait returns once nothing is read any more.
+func (a *Admissions) Wait() { a.run.Wait() }
+
+// finish is the store's last word about an add. It must not block.
+func (a *Admissions) finish(x *Arrival, err error) {
+	if err == nil {
+		x.For.Answer(nil)
+		return
+	}
+	answer := bookiewire.AsError(err)
+	if answer.Code == bookiewire.NotAdmitted && x.retries < maxRetries {
+		x.retries++
+		_, x.Generation = a.cfg.Store.Admission(x.Ledger)
+		a.enqueue(x)
+		return
+	}
+	x.For.Answer(answer)
+}
+
 // enqueue takes an add whose Generation was read before. It does not block.
-func (a *admissions) enqueue(x *pendingAdd) {
+func (a *Admissions) enqueue(x *Arrival) {
+	x.For.Own()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ledger := x.Ledger
@@ -96,14 +195,14 @@ func (a *admissions) enqueue(x *pendingAdd) {
 		return
 	}
 	a.queue = append(a.queue, ledger)
-	if a.readers < a.s.cfg.MaxAdmissions {
+	if a.readers < a.cfg.MaxReads {
 		a.readers++
-		a.wg.Go(a.run)
+		a.run.Go(a.read)
 	}
 }
 
 // next returns the ledger whose turn it is and the adds to decide about; false ends the reader.
-func (a *admissions) next() (entry.LedgerID, []*pendingAdd, bool) {
+func (a *Admissions) next() (entry.LedgerID, []*Arrival, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.queue) == 0 {
@@ -119,7 +218,7 @@ func (a *admissions) next() (entry.LedgerID, []*pendingAdd, bool) {
 }
 
 // done puts a ledger for which more adds came during the read at the end of the queue, and forgets another one.
-func (a *admissions) done(ledger entry.LedgerID) {
+func (a *Admissions) done(ledger entry.LedgerID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.waiting[ledger]) > 0 {
@@ -129,7 +228,7 @@ func (a *admissions) done(ledger entry.LedgerID) {
 	delete(a.waiting, ledger)
 }
 
-func (a *admissions) run() {
+func (a *Admissions) read() {
 	for {
 		ledger, round, ok := a.next()
 		if !ok {
@@ -140,32 +239,34 @@ func (a *admissions) run() {
 	}
 }
 
-func (a *admissions) decide(ledger entry.LedgerID, round []*pendingAdd) {
+func (a *Admissions) decide(ledger entry.LedgerID, round []*Arrival) {
 	var l meta.Ledger
 	var err error
 	// With etcd away whoever has waited for a turn that long is not made to wait anew.
 	switch newest := round[len(round)-1]; {
 	case a.ctx.Err() != nil:
 		err = errors.New("bookie is stopping")
-	case time.Since(newest.started) >= a.s.cfg.MetadataTimeout:
+	case a.cfg.Sched.Now().Sub(newest.started) >= a.cfg.Timeout:
 		err = errors.New("too many ledgers are waited for")
 	default:
-		ctx, cancel := context.WithTimeout(a.ctx, a.s.cfg.MetadataTimeout)
-		l, err = a.ledgers.GetLedger(ctx, ledger)
+		if a.cfg.OnRead != nil {
+			a.cfg.OnRead()
+		}
+		ctx, cancel := a.cfg.Sched.WithTimeout(a.ctx, a.cfg.Timeout)
+		l, err = a.cfg.Ledgers.GetLedger(ctx, ledger)
 		cancel()
-		a.s.metrics.admissionReads.Inc()
 	}
 	for _, x := range round {
 		switch {
 		case errors.Is(err, meta.ErrNotFound):
-			x.conclude(notAdmitted("ledger does not exist"))
+			x.For.Answer(notAdmitted("ledger does not exist"))
 		case err != nil:
-			x.conclude(&bookiewire.Error{Code: bookiewire.Unknown, Detail: "metadata cannot be read: " + err.Error()})
+			x.For.Answer(&bookiewire.Error{Code: bookiewire.Unknown, Detail: "metadata cannot be read: " + err.Error()})
 		default:
-			if refusal := Admit(l, a.s.me.Storage, &x.Add.Add); refusal != nil {
-				x.conclude(refusal)
+			if refusal := Admit(l, a.cfg.Me, &x.Add.Add); refusal != nil {
+				x.For.Answer(refusal)
 			} else {
-				a.s.store.Add(&x.Add)
+				a.cfg.Store.Add(&x.Add)
 			}
 		}
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock-mq/penstock/pkg/bookiewire"
 	"github.com/penstock-mq/penstock/pkg/budget"
-	"github.com/penstock-mq/penstock/pkg/ledgerstore"
 )
 
 const (
@@ -27,8 +26,6 @@ const (
 	// maxUntold is how many refusals, or ranges of acknowledged adds, may wait to be told before the connection is read no
 	// further.
 	maxUntold = 1024
-	// maxRetries is how often an add is admitted anew when a fence or a deletion of another ledger voided it.
-	maxRetries = 3
 )
 
 // conn is one connection. Its reader runs in run, its writer beside it. What was read is counted in flight until
@@ -74,14 +71,11 @@ type reply struct {
 // pendingAdd is an add between the socket and its answer. They are pooled: the store is done with one when it
 // calls Done.
 type pendingAdd struct {
-	ledgerstore.Add
-	c       *conn
-	seq     uint64
-	size    int64
-	bytes   bookiewire.Retained
-	retries int
-	started time.Time
-	done    func(error) // finish, bound once
+	Arrival
+	c     *conn
+	seq   uint64
+	size  int64
+	bytes bookiewire.Retained
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
@@ -259,22 +253,15 @@ func (c *conn) add(f bookiewire.Frame) error {
 		c.s.adds.Release(x.size)
 		return err
 	}
-	x.c, x.seq, x.retries, x.started = c, f.Seq, 0, time.Now()
+	x.c, x.seq = c, f.Seq
 	x.bytes = f.Retain()
-	x.Done = x.done
-	var known bool
-	if known, x.Generation = c.s.store.Admission(x.Ledger); known {
-		c.s.store.Add(&x.Add)
-	} else {
-		x.own()
-		c.s.admitted.enqueue(x)
-	}
+	c.s.admitted.Take(&x.Arrival)
 	return nil
 }
 
-// own gives an add that will wait for long bytes of its own: in place, its few would hold a whole slab, which is more
+// Own gives an add that will wait for long bytes of its own: in place, its few would hold a whole slab, which is more
 // than it is charged for.
-func (x *pendingAdd) own() {
+func (x *pendingAdd) Own() {
 	if x.bytes == (bookiewire.Retained{}) || len(x.Body) > addSlab/2 {
 		return
 	}
@@ -297,25 +284,8 @@ func (c *conn) begin() error {
 	return nil
 }
 
-// finish is the store's, or admission's, last word about an add. It must not block.
-func (x *pendingAdd) finish(err error) {
-	c := x.c
-	var answer *bookiewire.Error
-	if err != nil {
-		answer = bookiewire.AsError(err)
-		if answer.Code == bookiewire.NotAdmitted && x.retries < maxRetries {
-			x.retries++
-			x.own()
-			_, x.Generation = c.s.store.Admission(x.Ledger)
-			c.s.admitted.enqueue(x)
-			return
-		}
-	}
-	x.conclude(answer)
-}
-
-// conclude marks the answer and gives everything back.
-func (x *pendingAdd) conclude(answer *bookiewire.Error) {
+// Answer marks the answer and gives everything back.
+func (x *pendingAdd) Answer(answer *bookiewire.Error) {
 	c, seq := x.c, x.seq
 	now := time.Now()
 	c.s.metrics.added(answer, len(x.Body), now.Sub(x.started))
@@ -324,7 +294,7 @@ func (x *pendingAdd) conclude(answer *bookiewire.Error) {
 	}
 	x.bytes.Release()
 	c.s.adds.Release(x.size)
-	*x = pendingAdd{done: x.done}
+	*x = pendingAdd{Arrival: Arrival{For: x, done: x.done}}
 	c.s.pool.Put(x)
 
 	c.mu.Lock()

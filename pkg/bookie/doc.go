@@ -13,7 +13,8 @@
 // Start goes through the boot order of the ledger protocol: identity (both cookies agree, or it refuses), store
 // (scan, truncate, limbo), registration, service.
 //
-//   - server.go, conn.go, requests.go: the data path. admission.go: who may create a ledger here.
+//   - server.go, conn.go, requests.go: the data path. admission.go: who may create a ledger here, without a connection in it, so that a
+//     simulation runs it.
 //   - cookie.go, identity.go: who this disk is.
 //   - gc.go: what may be deleted, as a pure decision; collector.go carries it out, revision.go stops it when etcd went back.
 //   - registration.go: what the cluster knows of a live bookie.

@@ -112,7 +112,7 @@ func setDefault[T comparable](v *T, d T) {
 // since its last write as ranges. So one wake-up and one write serve many entries, and nothing waits for anything
 // but the disk and the budget of bytes in flight, whose exhaustion stops the reading and is felt by the peer
 // as TCP back-pressure. Only an add for a ledger that the store does not know takes a side way, through
-// [admissions], and holds up nobody.
+// [Admissions], and holds up nobody.
 //
 // A goroutine per request was rejected for adds: at 100 bytes an entry the scheduling costs more than the work.
 type Server struct {
@@ -127,7 +127,7 @@ type Server struct {
 	frames   *budget.Budget
 	requests atomic.Int64 // carried out now, over all connections
 	waits    atomic.Int64 // WaitLAC that wait now
-	admitted *admissions
+	admitted *Admissions
 	pool     sync.Pool // of *pendingAdd
 	slabs    *bookiewire.Slabs
 	logged   *rate.Limiter // of what peers do wrong: they may do it as fast as they like
@@ -156,12 +156,14 @@ func NewServer(cfg ServerConfig, me Identity, store Storage, ledgers Ledgers, lo
 	s.reads, s.recovery = newReadLimits(s.cfg), newReadLimits(s.cfg)
 	s.frames = budget.New(s.cfg.FrameBytes)
 	s.metrics = newServerMetrics(registerer, s.adds)
-	s.admitted = &admissions{s: s, ledgers: ledgers, waiting: make(map[entry.LedgerID][]*pendingAdd)}
-	s.admitted.ctx, s.admitted.stop = context.WithCancel(ctx)
+	s.admitted = NewAdmissions(AdmissionConfig{
+		Me: me.Storage, Store: store, Ledgers: ledgers, MaxReads: s.cfg.MaxAdmissions, Timeout: s.cfg.MetadataTimeout,
+		OnRead: s.metrics.admissionReads.Inc,
+	})
 	s.slabs = bookiewire.NewSlabs(addSlab, freeSlabs)
 	s.pool.New = func() any {
 		x := &pendingAdd{}
-		x.done = x.finish
+		x.For = x
 		return x
 	}
 	return s
@@ -246,7 +248,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 		c.drain()
 	}
 	s.mu.Unlock()
-	s.admitted.stop()
+	s.admitted.Stop()
 	stop := context.AfterFunc(ctx, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -258,7 +260,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	s.wg.Wait()
 	stop()
 	s.cancel()
-	s.admitted.wg.Wait()
+	s.admitted.Wait()
 }
 
 // LastStored is when an add was last answered OK, that is, when the disk last synced for one;
