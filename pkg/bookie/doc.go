@@ -15,7 +15,7 @@
 //
 //   - server.go, conn.go, requests.go: the data path. admission.go: who may create a ledger here, without a connection in it, so that a
 //     simulation runs it.
-//   - cookie.go, identity.go: who this disk is.
+//   - cookie.go, identity.go, start.go, claim.go: who this disk is, and whether the bookie may start on it.
 //   - gc.go: what may be deleted, as a pure decision; collector.go carries it out, revision.go stops it when etcd went back.
 //   - registration.go: what the cluster knows of a live bookie.
 //   - scrub.go: what is stored is read again, slowly, so that damage is found while there are other copies.

@@ -58,7 +58,12 @@ type disk struct {
 // was created COOKIE in its place. So a crash between any two can be told from a disk that lost its data: a disk with
 // COOKIE has a store and a record, always.
 func Identify(ctx context.Context, fs vfs.FS, dir, id string, cluster entry.UUID, cookies Cookies) (who Identity, confirm func() error, err error) {
-	d := disk{fs: fs, dir: dir}
+	return disk{fs: fs, dir: dir}.identify(ctx, id, cluster, cookies, meta.NewUUID)
+}
+
+// identify is [Identify], with the source of new identities.
+func (d disk) identify(ctx context.Context, id string, cluster entry.UUID, cookies Cookies, mint func() entry.StorageUUID) (who Identity, confirm func() error, err error) {
+	fs, dir := d.fs, d.dir
 	names, err := fs.List(dir)
 	if err != nil {
 		return Identity{}, nil, fmt.Errorf("list data directory: %w", err)
@@ -122,7 +127,7 @@ func Identify(ctx context.Context, fs vfs.FS, dir, id string, cluster entry.UUID
 			Advice:  "mount the disk that holds them; if it is lost, " + lostAdvice,
 		}
 	}
-	c := Cookie{Identity: Identity{Cluster: cluster, Storage: meta.NewUUID(), ID: id}, Created: time.Now()}
+	c := Cookie{Identity: Identity{Cluster: cluster, Storage: mint(), ID: id}, Created: time.Now()}
 	if err := d.create(c); err != nil {
 		return Identity{}, nil, err
 	}

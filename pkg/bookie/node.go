@@ -106,7 +106,7 @@ type Bookie struct {
 	server                *Server
 	collector             *Collector
 	session               *lease.Session
-	starts                *starts
+	claim                 *Claim
 	grpc                  *grpc.Server
 	http                  *http.Server
 	health                *health
@@ -158,7 +158,7 @@ func Start(ctx context.Context, cfg Config, env Env) (_ *Bookie, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.starts.count(ctx); err != nil {
+	if err := b.claim.Count(ctx); err != nil {
 		return nil, err
 	}
 	b.serve(life, r, reg)
@@ -200,16 +200,13 @@ func (b *Bookie) openStore(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read cluster: %w", err)
 	}
-	who, confirm, err := Identify(ctx, fs, dir, b.cfg.ID, cluster.UUID, b.env.Meta)
+	b.claim, err = Claimant{FS: fs, Dir: dir, ID: b.cfg.ID, Cluster: cluster.UUID, Cookies: b.env.Meta}.Claim(ctx)
 	if err != nil {
 		return err
 	}
-	if b.starts, err = (disk{fs: fs, dir: dir}).loadStarts(ctx, who, b.env.Meta); err != nil {
-		return err
-	}
-	b.me = who
+	b.me = b.claim.Who
 	cfg := b.cfg.Store
-	cfg.Dir, cfg.Cluster, cfg.Storage, cfg.Fresh = path.Join(dir, storeDir), who.Cluster, who.Storage, confirm != nil
+	cfg.Dir, cfg.Cluster, cfg.Storage, cfg.Fresh = b.claim.StoreDir, b.me.Cluster, b.me.Storage, b.claim.Fresh
 	store, err := ledgerstore.Open(ctx, cfg, fs, b.log, b.env.Registerer)
 	if err != nil {
 		return fmt.Errorf("open store: %w", err)
@@ -221,10 +218,7 @@ func (b *Bookie) openStore(ctx context.Context) error {
 	if err := b.settleUnsynced(ctx); err != nil {
 		return err
 	}
-	if confirm == nil {
-		return nil
-	}
-	return confirm()
+	return b.claim.Opened()
 }
 
 // settleLoss puts every ledger that this disk may have held in limbo, if it cannot be told which of them lost entries.

@@ -180,6 +180,9 @@ func (h *ByHand) finish(t *Task) Event {
 // Look reads the disk's usage, as the store does once a second.
 func (h *ByHand) Look() { h.look() }
 
+// PendingBytes are the bytes of bodies accepted and not yet durable.
+func (h *ByHand) PendingBytes() int64 { return h.core.PendingBytes() }
+
 // Failed is why the store has stopped; nil while it has not.
 func (h *ByHand) Failed() error { return h.err }
 

@@ -221,6 +221,8 @@ func (s *Store) openSealed(seg *Segment) (*segment.Reader, error) {
 			return src, nil
 		case !noFiles(err):
 			return nil, fmt.Errorf("open sealed segment: %w", err)
+		case s.inbox.drive != nil:
+			return nil, errPostponed // of a store that is driven by hand nothing waits
 		}
 		select {
 		case <-time.After(spaceEvery / 10):

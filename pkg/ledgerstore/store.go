@@ -245,6 +245,9 @@ func (s *Store) limbo(ctx context.Context, end bool, ledgers []entry.LedgerID) e
 		}})
 	}
 	for range ledgers {
+		if s.inbox.drive != nil && len(outcomes) == 0 {
+			return errByHand
+		}
 		select {
 		case err := <-outcomes:
 			if err != nil {

@@ -50,6 +50,9 @@ const entryOverhead = 128
 // NewCache returns a cache of capacity bytes.
 func NewCache(capacity int64) *Cache { return &Cache{capacity: capacity} }
 
+// Capacity returns how many bytes it may hold.
+func (c *Cache) Capacity() int64 { return c.capacity }
+
 // Used returns the bytes held.
 func (c *Cache) Used() int64 {
 	c.mu.Lock()
