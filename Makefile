@@ -79,7 +79,7 @@ test: build bin/nats-server bin/prometheus bin/promtool chart-tools ## every tes
 
 .PHONY: test-powercut
 test-powercut: build ## hundreds of power cuts on ext4 and XFS, into docs/results; needs root
-	go test -count=1 -timeout 40m ./integration/powercut -cuts $(or $(CUTS),300) -results $(CURDIR)/docs/results/power-cuts.md
+	go test -count=1 -timeout 40m ./integration/powercut -version $(VERSION) -cuts $(or $(CUTS),300) -results $(CURDIR)/docs/results/power-cuts.md
 	go test -count=1 -timeout 40m ./integration -run 'TestPowerCut$$' -powercuts $(or $(BOOKIE_CUTS),36) -powercuts.results $(CURDIR)/docs/results/power-cuts-bookies.md
 
 .PHONY: test-faults

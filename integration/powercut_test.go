@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-mq/penstock/integration/figures"
 	"github.com/penstock-mq/penstock/integration/volume"
 	"github.com/penstock-mq/penstock/pkg/workload"
 	"github.com/penstock-mq/penstock/pkg/workload/process"
@@ -87,7 +88,7 @@ func TestPowerCut(t *testing.T) {
 	if *powerCutsResults == "" || t.Failed() {
 		return
 	}
-	if err := os.WriteFile(*powerCutsResults, []byte(blackoutTable(reports)), 0o644); err != nil {
+	if err := os.WriteFile(*powerCutsResults, []byte(blackoutTable(reports, figures.BuiltFrom(programs(t)))), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -166,7 +167,7 @@ func (w *town) blackout(run *workload.Run, disks []*volume.Volume, hit []int, ho
 	}
 }
 
-func blackoutTable(reports []*blackouts) string {
+func blackoutTable(reports []*blackouts, commit string) string {
 	var b strings.Builder
 	b.WriteString(`# Power cuts of bookies
 
@@ -190,7 +191,7 @@ is compared with what was sent, and every copy of every entry is read from its b
 	for i, scope := range blackoutScopes {
 		fmt.Fprintf(&b, "| %s | %d | %d |\n", scope, cuts[volume.DropLog][i], cuts[volume.KeepLog][i])
 	}
-	fmt.Fprintf(&b, "\nSent: %d messages; acknowledged: %d; lost, doubled, out of order or never sent: 0; entries with too few copies: 0.\n",
-		total.Sent, total.Acknowledged)
+	fmt.Fprintf(&b, "\nSent: %d messages; acknowledged: %d; lost, doubled, out of order or never sent: 0; entries with too few copies: 0. Brokers and bookies of `%s`.\n",
+		total.Sent, total.Acknowledged, commit)
 	return b.String()
 }

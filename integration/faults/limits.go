@@ -4,6 +4,7 @@ package faults
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -17,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/client"
 	"github.com/penstock-mq/penstock/pkg/workload"
 	"github.com/penstock-mq/penstock/pkg/workload/process"
@@ -193,40 +195,92 @@ func starveFiles(s *site) error {
 	return nil
 }
 
-// overload publishes far more than the cluster can take, with little patience.
+// What overload publishes: more than any disk here takes in the time that messages have.
+const (
+	floodMessages = 3000
+	floodBody     = 32 << 10
+	floodLife     = time.Second
+)
+
+// overload publishes far more than the cluster can take, with little patience. Each message must be answered in time, by an
+// acknowledgement or a typed error, some by an error; then what was acknowledged is read back.
 func overload(s *site) error {
-	const hasty = time.Second
-	ctx, cancel := context.WithTimeout(s.ctx, 6*time.Second)
-	defer cancel()
-	p, err := s.client.Producer(ctx, keeping+"/flood", client.WithMaxPending(2000, 64<<20))
+	s.floods++
+	topic := fmt.Sprintf("%s/flood-%d", keeping, s.floods)
+	p, err := s.client.Producer(s.ctx, topic, client.WithMaxPending(2000, 64<<20))
 	if err != nil {
-		return nil // it is overloaded indeed
+		return fmt.Errorf("open the flood's producer: %w", err)
 	}
 	defer func() {
-		closing, cancel := context.WithTimeout(s.ctx, 2*hasty)
+		closing, cancel := context.WithTimeout(s.ctx, 2*floodLife)
 		defer cancel()
-		_ = p.Close(closing) // with what is on its way
+		_ = p.Close(closing)
 	}()
-	body := make([]byte, 32<<10)
-	for ctx.Err() == nil {
-		began := time.Now()
-		life, end := context.WithTimeout(ctx, hasty)
-		_, err := p.Publish(life, &client.Message{Value: body})
-		end()
+	began := time.Now()
+	life, end := context.WithTimeout(s.ctx, floodLife)
+	defer end()
+	sent := make([]*client.Receipt, floodMessages)
+	for i := range sent {
+		body := make([]byte, floodBody)
+		binary.BigEndian.PutUint64(body, uint64(i))
+		sent[i] = p.PublishAsync(life, &client.Message{Value: body})
+	}
+	acked := make(map[uint64]bool)
+	refused := 0
+	for i, r := range sent {
+		ctx, cancel := context.WithDeadline(s.ctx, began.Add(patience))
+		_, err := r.Wait(ctx)
+		gone := ctx.Err()
+		cancel()
 		var e *client.Error
-		if err != nil && ctx.Err() == nil {
-			if !errors.As(err, &e) {
-				return fmt.Errorf("not a typed error: %w", err)
-			}
-			s.expect(time.Since(began) < 2*hasty, "a message with %v to live was answered after %v", hasty, time.Since(began).Round(100*time.Millisecond))
+		switch {
+		case gone != nil:
+			return fmt.Errorf("message %d of a flood was not answered within %v", i, patience)
+		case err == nil:
+			acked[uint64(i)] = true
+		case !errors.As(err, &e):
+			return fmt.Errorf("message %d of a flood: not a typed error: %w", i, err)
+		default:
+			refused++
 		}
-		for range 200 {
-			r := p.PublishAsync(ctx, &client.Message{Value: body})
-			select {
-			case <-r.Done():
-			default:
-			}
+	}
+	s.expect(time.Since(began) < 2*floodLife, "messages with %v to live were answered after %v", floodLife, time.Since(began).Round(100*time.Millisecond))
+	if refused == 0 {
+		return fmt.Errorf("%d messages of %d KiB were all taken within %v: that is no overload", floodMessages, floodBody>>10, floodLife)
+	}
+	return s.auditFlood(topic, acked)
+}
+
+// auditFlood reads a flood's topic: what was acknowledged is there, and nothing that was not sent. What has no known outcome may be
+// there too.
+func (s *site) auditFlood(topic string, acked map[uint64]bool) error {
+	ctx, cancel := context.WithTimeout(s.ctx, patience)
+	defer cancel()
+	r, err := s.client.Reader(ctx, topic, client.Earliest())
+	if err != nil {
+		return fmt.Errorf("read the flood's topic: %w", err)
+	}
+	defer func() { _ = r.Close(ctx) }()
+	for missing := len(acked); missing > 0; {
+		d, err := r.Receive(ctx)
+		if err != nil {
+			return fmt.Errorf("read the flood's topic, of which %d of %d acknowledged messages are missing: %w", missing, len(acked), err)
 		}
+		if len(d.Value) != floodBody {
+			return fmt.Errorf("the flood's topic has a message of %d bytes, which was never sent", len(d.Value))
+		}
+		n := binary.BigEndian.Uint64(d.Value)
+		if n >= floodMessages {
+			return fmt.Errorf("the flood's topic has message %d, which was never sent", n)
+		}
+		if acked[n] {
+			delete(acked, n)
+			missing--
+		}
+	}
+	_, err = s.client.Admin().DeleteTopic(ctx, &brokerv1.DeleteTopicRequest{Topic: topic, Force: true})
+	if err != nil {
+		return fmt.Errorf("delete the flood's topic: %w", err)
 	}
 	return nil
 }

@@ -32,6 +32,8 @@ Workloads: %s.
 const (
 	rowsTitle  = "## What came out\n\n"
 	goalsTitle = "\n## Availability\n\n"
+	// weakerTitle is above a list, whose lines are not taken for rows.
+	weakerTitle = "\n## Goals that are weaker than designed\n\n"
 )
 
 var (
@@ -106,6 +108,12 @@ func writeResults(path string, results []result, all bool) error {
 			out.WriteString(row)
 		default:
 			out.WriteString(tableRow(c.key(), c.what, c.goal, "", "not run", "", "", ""))
+		}
+	}
+	out.WriteString(weakerTitle)
+	for _, c := range matrix {
+		if c.designed != "" {
+			fmt.Fprintf(&out, "- %s: designed is \"%s\". Here it is \"%s\": %s.\n", c.key(), c.designed, c.goal, c.weaker)
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {

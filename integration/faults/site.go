@@ -54,6 +54,7 @@ type site struct {
 	rotten  *process.Process  // has lost entries, and says so
 
 	target load // whose topic is struck
+	floods int  // so far
 	notes  []string
 	unmet  bool
 	goal   string // what was measured, where it is not the longest stall

@@ -28,6 +28,7 @@ var (
 	fileSys = flag.String("fs", "", "the file system, if not all: ext4 or xfs")
 	seed    = flag.Uint64("seed", uint64(time.Now().UnixNano()), "of what is done; when the power goes is chance all the same")
 	results = flag.String("results", "", "file that takes the table of results")
+	version = flag.String("version", "unknown", "what is tested, as the results name it")
 )
 
 const (
@@ -62,7 +63,7 @@ func TestStore(t *testing.T) {
 			})
 		}
 	})
-	table := report(lanes)
+	table := report(lanes, *version)
 	t.Logf("seed %d, %v\n%s", *seed, time.Since(began).Round(time.Second), table)
 	if *results != "" && !t.Failed() {
 		if err := os.WriteFile(*results, []byte(table), 0o644); err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // report is the page of results.
-func report(lanes []*lane) string {
+func report(lanes []*lane, commit string) string {
 	var b strings.Builder
 	b.WriteString(`# Power cuts of a store
 
@@ -53,5 +53,6 @@ Entries that were on their way, without an answer, when the power went: which of
 	each(func(name string, t *tally) {
 		fmt.Fprintf(&b, "| %s | %d | %d |\n", name, t.UnansweredThere, t.UnansweredGone)
 	})
+	fmt.Fprintf(&b, "\nThe store was built from `%s`.\n", commit)
 	return b.String()
 }
