@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"syscall"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/bookie"
@@ -19,38 +18,42 @@ import (
 // bookieProcess is a bookie's process over its disk: the server's rules of admission, and the store, driven by hand.
 type bookieProcess struct {
 	process
-	w       *world
-	index   int
-	uuid    entry.StorageUUID
-	zone    string
-	mem     *vfs.Mem
-	disk    *vfs.Faulty
-	fresh   bool // no store was ever open on the disk
-	store   *ledgerstore.ByHand
-	meta    *meta.Store
-	etcd    *etcdClient
-	slow    int // one sync in so many takes long
-	clients []*link
-	id      string // the bookie's, in its cookie: a new disk has another one
-	waiting map[entry.LedgerID][]*pendingAdd
-	waits   []*lacWait
-	errors  []*vfs.Active // that the disk has yet to show
-	rotten  bool          // some of the disk's bytes read as others
-	lie     lie           // befalls its collector's reads of etcd
-}
-
-type pendingAdd struct {
-	ledgerstore.Add
-	retries int
-	reply   func(error)
+	w          *world
+	index      int
+	uuid       entry.StorageUUID
+	zone       string
+	mem        *vfs.Mem
+	disk       *vfs.Faulty
+	fresh      bool // no store was ever open on the disk
+	store      *ledgerstore.ByHand
+	meta       *meta.Store
+	etcd       *etcdClient
+	slow       int // one sync in so many takes long
+	clients    []*link
+	id         string // the bookie's, in its cookie: a new disk has another one
+	admissions *bookie.Admissions
+	waits      []*lacWait
+	errors     []*vfs.Active // that the disk has yet to show
+	rotten     bool          // some of the disk's bytes read as others
+	lie        lie           // befalls its collector's reads of etcd
+	hits       int           // errors that the disk had shown when this life began
+	// What befalls the disk for a while.
+	full, readOnly, noFiles bool
+	refused, frozen         []*vfs.Active // writes and syncs of the log, and everything, while it is read-only
+	exchanged               exchange
+	freed                   time.Duration // when it last had room, or descriptors, again
+	began                   bool          // once at least, on this disk
+	// Of this life: adds, and bytes of those of recoveries that are not answered.
+	arrived, answered int
+	recovered         int64
+	largest           int64 // body
 }
 
 const (
-	storeDir      = "/data"
-	segmentSize   = 64 << 10
-	admissionTime = 5 * time.Second
-	maxRetries    = 3 // of an add whose admission a fence or deletion voided
-	registration  = 3 * time.Second
+	dataDir      = "/data"
+	storeDir     = "/data/ledgers"
+	segmentSize  = 64 << 10
+	registration = 3 * time.Second
 )
 
 func (b *bookieProcess) serving() bool { return b.up && b.store != nil }
@@ -58,7 +61,7 @@ func (b *bookieProcess) serving() bool { return b.up && b.store != nil }
 func (b *bookieProcess) config() ledgerstore.Config {
 	return ledgerstore.Config{
 		Dir: storeDir, Cluster: clusterUUID, Storage: b.uuid, Fresh: b.fresh, SegmentSize: segmentSize, Spares: 1,
-		CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1, Trash: b.w.trash, Sched: b.sched,
+		PendingBytes: b.w.overload.pending, CacheBytes: 1 << 20, IndexBytes: 1 << 20, CompactBytesPerSecond: -1, Trash: b.w.trash, Sched: b.sched,
 	}
 }
 
@@ -66,21 +69,35 @@ func (b *bookieProcess) config() ledgerstore.Config {
 func (b *bookieProcess) boot() {
 	b.start()
 	b.meta = meta.NewOver(b.etcd, b.sched, clusterName, nil)
-	b.waiting, b.waits = map[entry.LedgerID][]*pendingAdd{}, nil
-	hits := b.diskErrors()
+	b.admissions = bookie.NewAdmissions(bookie.AdmissionConfig{Me: b.uuid, Store: admitted{b}, Ledgers: b.meta, Sched: b.sched})
+	b.waits = nil
+	b.arrived, b.answered, b.recovered = 0, 0, 0
+	b.hits = b.diskErrors()
+	var claim *bookie.Claim
+	if b.w.claims() {
+		if claim = b.claim(); claim == nil {
+			b.kill()
+			return
+		}
+		b.fresh = claim.Fresh
+	}
 	store, err := ledgerstore.OpenByHand(b.config(), b.disk)
 	if err != nil {
 		b.w.trace(b.name, subject{}, "does not start: %v", err)
 		b.kill()
-		if empty := b.fresh && errors.Is(err, syscall.ENOSPC); !b.powerIsOff() && b.diskErrors() == hits && !empty { // a new disk has nothing to serve
-			b.w.fail("I10", subject{}, "%s does not start: %v", b.name, err)
-		}
+		b.notStarted(err)
 		return
 	}
-	b.store, b.fresh = store, false
+	if claim != nil && !b.proved(claim) {
+		store.Abandon()
+		b.kill()
+		return
+	}
+	b.store, b.fresh, b.began = store, false, true
 	loss := store.Loss()
 	b.w.trace(b.name, subject{}, "up, lost all %v ledgers %v", loss.All, loss.Ledgers)
 	b.w.ghost.booted(b, loss)
+	b.startedFull()
 	if loss.All {
 		b.sched.Go(b.endLoss)
 	}
@@ -228,6 +245,7 @@ func (b *bookieProcess) work() {
 		tasks := b.store.Tasks()
 		if err := b.store.Failed(); err != nil {
 			b.w.trace(b.name, subject{}, "store stops: %v", err)
+			b.stopped(err)
 			b.after(0, func() {
 				b.crash("store has stopped")
 				if !b.powerIsOff() || b.w.healed { // whoever cut the power brings it back
@@ -241,6 +259,7 @@ func (b *bookieProcess) work() {
 			return
 		}
 		if len(tasks) == 0 {
+			b.measureStore()
 			return
 		}
 		for _, t := range tasks {
@@ -263,7 +282,7 @@ func (b *bookieProcess) carryOut(t *ledgerstore.Task) {
 		t.Start()
 		b.after(w.between(0, 50*time.Microsecond), finish)
 	case ledgerstore.TaskSync:
-		d := w.between(100*time.Microsecond, 4*time.Millisecond)
+		d := max(b.slowSync(), w.between(100*time.Microsecond, 4*time.Millisecond))
 		if !w.healed && w.chance(b.slow) {
 			d = w.between(10*time.Millisecond, 800*time.Millisecond)
 		}
@@ -276,77 +295,70 @@ func (b *bookieProcess) carryOut(t *ledgerstore.Task) {
 	}
 }
 
+// arrival is an add at the server.
+type arrival struct {
+	bookie.Arrival
+	b       *bookieProcess
+	at      time.Duration // when it arrived
+	unknown bool          // of a ledger that was not known then
+	reply   func(error)
+}
+
+var _ bookie.Answerer = (*arrival)(nil)
+
 // add is the server's: an add of a ledger that the store knows goes there, another one waits for admission.
 func (b *bookieProcess) add(a bookiewire.Add, reply func(error)) {
-	x := &pendingAdd{Add: ledgerstore.Add{Add: a}, reply: reply}
-	x.Done = func(err error) { b.stored(x, err) }
-	b.admit(x)
+	x := &arrival{b: b, at: b.w.now, reply: reply}
+	x.Add.Add, x.For = a, x
+	known, _ := b.store.Admission(a.Ledger)
+	x.unknown = !known
+	b.arrived++
+	b.largest = max(b.largest, int64(len(a.Body)))
+	if a.Recovery {
+		b.recovered += int64(len(a.Body))
+	}
+	b.admissions.Take(&x.Arrival)
 	b.work()
 }
 
-func (b *bookieProcess) admit(x *pendingAdd) {
-	var known bool
-	if known, x.Generation = b.store.Admission(x.Ledger); known {
-		b.store.Add(&x.Add)
-		return
-	}
-	_, running := b.waiting[x.Ledger]
-	b.waiting[x.Ledger] = append(b.waiting[x.Ledger], x)
-	if !running {
-		ledger := x.Ledger
-		b.sched.Go(func() { b.runAdmission(ledger) })
-	}
-}
+// Own implements bookie.Answerer.
+func (x *arrival) Own() {}
 
-// runAdmission reads a ledger's record, once for all adds that came before the read began.
-func (b *bookieProcess) runAdmission(ledger entry.LedgerID) {
-	for {
-		round := b.waiting[ledger]
-		if len(round) == 0 {
-			delete(b.waiting, ledger)
-			return
-		}
-		b.waiting[ledger] = nil
-		ctx, cancel := b.sched.WithTimeout(context.Background(), admissionTime)
-		l, err := b.meta.GetLedger(ctx, ledger)
-		cancel()
-		for _, x := range round {
-			switch {
-			case errors.Is(err, meta.ErrNotFound):
-				x.reply(&bookiewire.Error{Code: bookiewire.NotAdmitted})
-			case err != nil:
-				x.reply(&bookiewire.Error{Code: bookiewire.Unknown})
-			default:
-				if refusal := bookie.Admit(l, b.uuid, &x.Add.Add); refusal != nil {
-					x.reply(refusal)
-				} else {
-					b.store.Add(&x.Add)
-				}
-			}
-		}
-		b.work()
+// Answer implements bookie.Answerer.
+func (x *arrival) Answer(refusal *bookiewire.Error) {
+	b := x.b
+	var err error
+	b.answered++
+	if x.Recovery {
+		b.recovered -= int64(len(x.Body))
 	}
-}
-
-// stored is the store's last word about an add.
-func (b *bookieProcess) stored(x *pendingAdd, err error) {
-	if e := bookiewire.AsError(err); err != nil && e.Code == bookiewire.NotAdmitted && x.retries < maxRetries {
-		x.retries++
-		_, x.Generation = b.store.Admission(x.Ledger)
-		_, running := b.waiting[x.Ledger]
-		b.waiting[x.Ledger] = append(b.waiting[x.Ledger], x)
-		if !running {
-			ledger := x.Ledger
-			b.sched.Go(func() { b.runAdmission(ledger) })
+	if refusal != nil {
+		err = refusal
+		b.refuses(x, refusal)
+	} else {
+		if b.wroteInVain() {
+			b.w.fail("I1", entrySubject(x.Ledger, x.Entry), "%s acknowledges %d:%d after its file system has refused a write of the log", b.name, x.Ledger, x.Entry)
 		}
-		return
-	}
-	if err == nil {
 		b.w.ghost.stored(b, &x.Add.Add)
+		if x.unknown {
+			b.w.ghost.letIn(b, x)
+		}
 	}
 	b.w.trace(b.name, entrySubject(x.Ledger, x.Entry), "add %d:%d term %d: %v", x.Ledger, x.Entry, x.Term, codeOf(err))
 	x.reply(err)
 	b.wakeWaits(x.Ledger)
+}
+
+// admitted is the store, as admission uses it.
+type admitted struct{ b *bookieProcess }
+
+func (s admitted) Admission(id entry.LedgerID) (known bool, generation uint64) {
+	return s.b.store.Admission(id)
+}
+
+func (s admitted) Add(a *ledgerstore.Add) {
+	s.b.store.Add(a)
+	s.b.work()
 }
 
 func (b *bookieProcess) fence(f bookiewire.Fence, reply func(bookiewire.FenceReply, error)) {

@@ -136,6 +136,14 @@ func (b *broker) tailRead(l meta.Ledger) {
 	env.Metadata = b.meta
 	r := ledger.NewReader(env, l)
 	lac := r.LAC()
+	highest := lac
+	rises := func() {
+		if now := r.LAC(); now < highest {
+			w.fail("23", entrySubject(l.ID, highest), "to a reader of ledger %d on %s entries up to %d are confirmed, and then up to %d", l.ID, b.name, highest, now)
+		}
+		highest = max(highest, r.LAC())
+	}
+	defer rises()
 	switch g := w.ghost.ledgers[l.ID]; {
 	case lac >= 0:
 	case w.chance(2) && g != nil:
@@ -144,6 +152,7 @@ func (b *broker) tailRead(l meta.Ledger) {
 			return
 		}
 		lac = got
+		rises()
 	default: // it goes on where others got to, and has nobody's word for what is confirmed
 		first := entry.EntryID(0)
 		if g != nil {
@@ -154,6 +163,7 @@ func (b *broker) tailRead(l meta.Ledger) {
 			return
 		}
 		b.tailServed(l.ID, entries)
+		rises()
 		lac = r.LAC()
 	}
 	if lac < 0 {

@@ -75,11 +75,12 @@ func (k *chains) open(ctx context.Context, b *broker, tp *topic, guard meta.Guar
 	w := k.w
 	c := &chainRun{b: b, topic: tp, guard: guard}
 	var err error
-	c.c, err = chain.Open(ctx, b.env, guard, tp.chain, chain.Config{
+	c.c, err = chain.Open(ctx, b.chainEnv(guard), guard, tp.chain, chain.Config{
 		Replication: w.replication, RollBytes: w.limits.Bytes, RollEntries: w.limits.Entries, RollAge: w.limits.Age,
 		OpenNow: w.chance(4), Describe: describe,
 		OnConfirmed: func(all []chain.ConfirmedEntry) {
 			for _, e := range all {
+				w.ghost.confirms(b, e.Position.Ledger, e.Position.Entry)
 				w.ghost.serve(e.Position.Ledger, e.Position.Entry, b.name)
 			}
 		},

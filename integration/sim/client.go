@@ -105,6 +105,7 @@ func (c *bookieClient) Fence(ctx context.Context, to entry.StorageUUID, r bookie
 
 // WriteLAC implements ledger.Bookies.
 func (c *bookieClient) WriteLAC(ctx context.Context, to entry.StorageUUID, r bookiewire.WriteLAC) error {
+	c.b.w.ghost.confirms(c.b, r.Ledger, r.LAC)
 	c.b.w.ghost.claimed(c.b.name, r.Ledger, r.LAC)
 	var answer error
 	done := make(chan struct{}, ownCapacity)

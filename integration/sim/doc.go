@@ -24,7 +24,7 @@
 // What is real: topics with deduplication, subscriptions, dispatch and state logs; chains with their writers,
 // recoveries and readers, quorum arithmetic and placement; the bookies' stores and segment files with their recovery,
 // compaction, admission, garbage collection; who owns what, by leases, registrations, watch caches and pings; and all
-// of package meta down to etcd's wire types. What stands in for something: the bookies' and brokers' servers, and the
+// of package meta down to etcd's wire types. What stands in for something: the bookies' and brokers' servers (but for who lets adds in), and the
 // connections to them (in order, answered or broken as a whole), and etcd, by the model in etcdmodel, which a test
 // compares with the real one.
 //

@@ -84,7 +84,7 @@ func (w *world) unlessHealed(d time.Duration, f func()) {
 func (w *world) inject(f Fault, span time.Duration) {
 	br, k := pick(w.kernel, w.brokers), pick(w.kernel, w.bookies)
 	w.trace("sim", subject{}, "%s: %s %s for %v", f, br.name, k.name, span)
-	switch f {
+	switch f { //nolint:exhaustive // those of disks that came later are injected elsewhere
 	case BrokerCrash:
 		br.crash("killed")
 		w.unlessHealed(span, func() {
@@ -142,9 +142,8 @@ func (w *world) inject(f Fault, span time.Duration) {
 		w.etcd.goAway()
 		w.unlessHealed(span, w.etcd.back)
 	case DiskFull:
-		if u, err := k.mem.Usage("/"); err == nil {
-			k.mem.SetCapacity(u.Total - u.Free + uint64(w.rng.IntN(128<<10)))
-			w.unlessHealed(span, k.makeRoom)
+		if !k.powerIsOff() {
+			k.fill(uint64(w.rng.IntN(128<<10)), span)
 		}
 	case Scarce:
 		w.scarce = w.now + span + time.Second
@@ -237,11 +236,6 @@ func (b *broker) provokeReads() {
 	}
 }
 
-// makeRoom ends a full disk.
-func (b *bookieProcess) makeRoom() {
-	b.mem.SetCapacity(diskSize)
-}
-
 // rot damages a few bytes of a segment; what is written there later is whole.
 func (b *bookieProcess) rot() {
 	names, err := b.mem.List(storeDir)
@@ -318,9 +312,9 @@ func (w *world) healFaults() {
 		k.etcd.cut = false
 		k.lie = truthful
 		k.makeRoom()
-		for _, e := range k.errors {
-			e.Remove()
-		}
+		k.ownDisk()
+		k.remount()
+		k.endErrors()
 		if k.powerIsOff() {
 			k.powerCut()
 		}

@@ -73,6 +73,7 @@ func (w *world) finale() {
 		}
 		tp.kind.check(tp)
 	}
+	w.answerAll()
 	if w.chance(4) && !w.failed() {
 		w.vanish()
 	}
@@ -205,6 +206,9 @@ func (w *world) close(tp *topic) {
 	w.after(time.Second, func() { w.close(tp) }) // the broker may die, and with it what it is told here
 	b, s := w.serving(tp)
 	if s == nil || w.closing[tp.index] == s {
+		return
+	}
+	if bundle, ok := s.(*servedBundle); ok && !bundle.whole() { // it has just moved
 		return
 	}
 	w.closing[tp.index] = s

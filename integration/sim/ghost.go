@@ -98,6 +98,8 @@ type ledgerGhost struct {
 	served entry.EntryID // to any reader
 	// claimed is the highest LAC that its writer has told anybody.
 	claimed entry.EntryID
+	admits  admitGhost
+	held    *held // what its writer has proposed, if anything
 }
 
 // producerAppend is one append of the workload.
@@ -178,6 +180,7 @@ func (g *ghost) sent(b *broker, a *bookiewire.Add) {
 		g.w.fail("I5", entrySubject(a.Ledger, a.Entry), "%d:%d is written with another body", a.Ledger, a.Entry)
 	}
 	if !a.Recovery {
+		g.confirms(b, a.Ledger, a.LAC)
 		g.claimed(b.name, a.Ledger, a.LAC)
 	}
 }
@@ -353,6 +356,7 @@ func (g *ghost) finished(b *broker, a *producerAppend, at entry.Position, o outc
 	}
 	l := g.ledger(at.Ledger)
 	l.acked = max(l.acked, at.Entry)
+	g.confirms(b, at.Ledger, at.Entry)
 	if l.record.State == meta.LedgerClosed && at.Entry > l.record.Last {
 		g.w.fail("1", s, "append %d is acknowledged at %d:%d, the ledger ends at %d", a.number, at.Ledger, at.Entry, l.record.Last)
 	}
@@ -445,6 +449,7 @@ func (g *ghost) ledgerChanged(actor *broker, id entry.LedgerID) {
 	l := g.ledger(id)
 	old := l.record
 	l.record = now
+	l.admits.lapses(old, w.now)
 	who := "?"
 	if actor != nil {
 		who = actor.name

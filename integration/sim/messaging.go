@@ -75,6 +75,10 @@ func newMessaging(w *world) {
 	if w.chance(6) {
 		m.ttl = w.between(5*time.Second, 20*time.Second)
 	}
+	if w.overload.rng != nil {
+		m.memory = w.overload.memory
+	}
+	w.messagings = append(w.messagings, m)
 	n := len(w.topics)
 	w.addTopic(m, meta.StateChain(w.bundleOf(n)))
 	m.tp = w.topics[n]
@@ -146,7 +150,9 @@ type servedBundle struct {
 	subs   *subscription.Bundle
 	env    product.Env
 	topics map[*dataTopic]*servedTopic
+	held   bytesHeld
 	closed bool
+	over   bool          // all of it has ended
 	gone   chan struct{} // closed when it is of no use any more
 	down   chan struct{} // closed when all of it has ended
 }
@@ -181,7 +187,7 @@ func (m *messaging) open(ctx context.Context, b *broker, _ *topic, guard meta.Gu
 		gone: make(chan struct{}), down: make(chan struct{}),
 	}
 	gone := m.gone()
-	state, err := statelog.Open(ctx, statelog.Env{Chain: b.env}, guard, guard.Bundle, statelog.Config{Replication: m.w.replication, FloorBytes: m.stateFloor})
+	state, err := statelog.Open(ctx, statelog.Env{Chain: b.chainEnv(guard)}, guard, guard.Bundle, statelog.Config{Replication: m.w.replication, FloorBytes: m.stateFloor})
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
@@ -191,7 +197,8 @@ func (m *messaging) open(ctx context.Context, b *broker, _ *topic, guard meta.Gu
 		_, err := b.sched.Wait(ctx, sched.Channels{ready})
 		return err //nolint:wrapcheck // as a context says it
 	}
-	s.env = product.Env{Chain: b.env, Cache: product.NewCache(m.cacheBytes), Budget: budget.NewWaiting(m.memory, waiting), Sched: b.sched}
+	s.held.publish, s.held.reads, s.held.cache = budget.NewWaiting(m.memory, waiting), budget.NewWaiting(m.reads, waiting), product.NewCache(m.cacheBytes)
+	s.env = product.Env{Cache: s.held.cache, Budget: s.held.publish, Sched: b.sched}
 	s.subs = subscription.NewBundle(subscription.Env{
 		State: func(context.Context) (*statelog.Log, error) { return s.state, nil },
 		Life:  s.ctx,
@@ -202,7 +209,7 @@ func (m *messaging) open(ctx context.Context, b *broker, _ *topic, guard meta.Gu
 			s.run.Go(f)
 			return true
 		},
-		Reads: budget.NewWaiting(m.reads, waiting), Sched: b.sched,
+		Reads: s.held.reads, Sched: b.sched,
 	})
 	m.at[b] = s
 	s.checkGone(gone)
@@ -259,7 +266,9 @@ func (s *servedBundle) openTopic(i int) (*servedTopic, error) {
 	t := m.all[slices.IndexFunc(m.all, func(t *dataTopic) bool { return t.uuid == record.UUID })]
 	guard := s.guard
 	guard.Topic = &record
-	log, err := product.Open(s.ctx, s.env, guard, t.chain, product.Config{
+	env := s.env
+	env.Chain = b.chainEnv(guard)
+	log, err := product.Open(s.ctx, env, guard, t.chain, product.Config{
 		Replication: m.w.replication, RollBytes: m.w.limits.Bytes, RollEntries: m.w.limits.Entries, RollAge: m.w.limits.Age,
 		OpenNow: !record.Deleting && m.w.chance(2), Snapshots: s.subs.Snapshots(t.owner),
 		Dedup: product.DedupConfig{SnapshotEntries: m.snapshotEntries},
@@ -392,6 +401,8 @@ func (s *servedBundle) end() {
 		}
 	}
 	s.run.Wait()
+	s.over = true
+	s.ended()
 	close(s.down)
 }
 
@@ -403,6 +414,16 @@ func (s *servedBundle) topic(i int) *servedTopic {
 		}
 	}
 	return nil
+}
+
+// whole reports whether every topic of the bundle is open.
+func (s *servedBundle) whole() bool {
+	for i := range s.m.names {
+		if s.topic(i) == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // housekeeping looks after the topic until it is lost or dropped.

@@ -28,7 +28,8 @@ type process struct {
 	ends    []*ender // what is told when a context ends
 	due     []*ender // those of timeouts that have ended
 	sched   *scheduler
-	idle    bool // what is delivered turns out to be nothing, and has woken nobody
+	measure func() // called after what is delivered, unless that was nothing; may be nil
+	idle    bool   // what is delivered turns out to be nothing, and has woken nobody
 }
 
 func (p *process) start() {
@@ -74,6 +75,9 @@ func (p *process) deliver(life int, f func()) {
 		f()
 		if !p.idle {
 			p.poll()
+			if p.measure != nil {
+				p.measure()
+			}
 		}
 		p.idle = false
 	}

@@ -224,8 +224,9 @@ func (p *producer) tick() {
 	case w.calm && !w.chance(60): // nothing to say
 	case p.ready && !p.hold && len(p.window) < p.most && !p.final:
 		for range 1 + w.rng.IntN(2) {
-			p.publish()
+			p.publish(0)
 		}
+		p.burst()
 		p.final = m.healing
 	}
 	if m.healing {
@@ -373,8 +374,8 @@ func (p *producer) opened(c *conn, remote *publisher, epoch uint64, last int64) 
 	}
 }
 
-// publish makes a batch and sends it.
-func (p *producer) publish() {
+// publish makes a batch and sends it, with so many bytes more in each message than they have anyway.
+func (p *producer) publish(more int) {
 	w, t := p.m.w, p.t
 	n := 1 + w.rng.IntN(3)
 	b := &sendBatch{first: p.next, last: p.next + uint64(n) - 1}
@@ -384,7 +385,7 @@ func (p *producer) publish() {
 		p.next++
 		b.messages = append(b.messages, msg)
 		value := binary.BigEndian.AppendUint64(nil, msg.number)
-		value = append(value, make([]byte, w.rng.IntN(60))...)
+		value = append(value, make([]byte, w.rng.IntN(60)+more)...)
 		payload = frame.AppendMessage(payload, &frame.Message{Sequence: msg.seq, Value: value})
 	}
 	b.frame = frame.Append(nil, &frame.Header{Producer: p.name, Sequence: b.first, PublishTime: w.clock().UnixMilli(), Count: n}, payload)
@@ -425,11 +426,16 @@ func (u *publisher) run() {
 			for _, msg := range b.messages {
 				msg.attempts++
 			}
+			taken, isTold := c.s.held.takes(c.s, b)
 			err = u.p.Append(c.ctx, product.Batch{
 				Frame: b.frame, Parsed: &parsed, Level: told.level,
-				Done: func(r product.Receipt, err error) { u.finished(b, r, err) },
+				Done: func(r product.Receipt, err error) {
+					isTold()
+					u.finished(b, r, err)
+				},
 			})
 			if err == nil {
+				taken()
 				u.st.took(u, b)
 				continue
 			}
@@ -443,6 +449,7 @@ func (u *publisher) run() {
 				return
 			default:
 			}
+			u.st.refused(b, err)
 			if errors.Is(err, product.ErrProducerFenced) || errors.Is(err, product.ErrProducerReplaced) {
 				c.tell(func() { u.from.fenced(c) })
 				return
@@ -457,6 +464,7 @@ func (u *publisher) finished(b *sendBatch, r product.Receipt, err error) {
 	c := u.c
 	u.st.finished(u, b, r, err)
 	if err != nil {
+		u.st.refused(b, err)
 		select {
 		case <-u.st.log.Lost():
 			return // it is not known; the client learns it from the next owner

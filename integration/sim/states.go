@@ -95,7 +95,7 @@ func (k *states) open(ctx context.Context, b *broker, tp *topic, guard meta.Guar
 
 func (k *states) openLog(ctx context.Context, b *broker, tp *topic, guard meta.Guard) (*stateRun, error) {
 	b.provokeReads()
-	log, err := statelog.Open(ctx, statelog.Env{Chain: b.env}, guard, tp.bundle, k.config)
+	log, err := statelog.Open(ctx, statelog.Env{Chain: b.chainEnv(guard)}, guard, tp.bundle, k.config)
 	if err != nil {
 		return nil, err
 	}

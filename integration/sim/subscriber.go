@@ -45,6 +45,8 @@ type consuming struct {
 	of       *genGhost
 	held     cursor.RangeSet
 	next     entry.Offset // of a reader
+
+	granted, received uint64 // messages
 }
 
 // style draws how the subscriber goes about it.
@@ -57,6 +59,9 @@ func (s *subscriber) style() {
 	s.asks = []int{1, 5}[w.rng.IntN(2)]
 	s.cumulative = s.kind != subscription.Shared && w.chance(2)
 	s.stays = []int{20, 100, 1000}[w.rng.IntN(3)]
+	if own := w.overload.rng; own != nil && own.IntN(3) == 0 {
+		s.permits, s.think = 512, 2*time.Second
+	}
 }
 
 func (s *subscriber) subject() subject { return subject{topic: s.m.tp.index + 1} }
@@ -126,7 +131,7 @@ func (s *subscriber) connect() {
 				return
 			}
 			r := c.remote
-			r.consumer.Permits(permits)
+			r.permit(permits)
 			c.tell(func() {
 				if s.c == c {
 					s.ready, s.remote, s.since = true, r, w.now
@@ -195,6 +200,7 @@ func (st *servedTopic) attach(ctx context.Context, c *conn, s *subscriber, earli
 func (r *consuming) Send(deliveries []dispatch.Delivery) {
 	for i := range deliveries {
 		d := deliveries[i]
+		r.st.s.held.frame = max(r.st.s.held.frame, int64(len(d.Frame)))
 		msgs := r.st.t.read(d.Offset, d.Frame, d.Skip, r.c.b.name)
 		var ranges []cursor.Range
 		at := d.Offset
@@ -208,6 +214,7 @@ func (r *consuming) Send(deliveries []dispatch.Delivery) {
 			ranges = append(ranges, cursor.Range{First: at, End: end})
 		}
 		for _, span := range ranges {
+			r.sent(span.Len())
 			r.delivered(span, msgs[span.First-d.Offset])
 		}
 		r.c.tell(func() { r.from.deliver(r, ranges) })
@@ -239,7 +246,7 @@ func (s *subscriber) deliver(r *consuming, ranges []cursor.Range) {
 		for _, span := range ranges {
 			s.next = max(s.next, span.End)
 		}
-		r.c.call(func() { r.consumer.Permits(n) })
+		r.c.call(func() { r.permit(n) })
 		return
 	}
 	w.after(w.between(0, s.think), func() {
@@ -271,7 +278,7 @@ func (s *subscriber) deliver(r *consuming, ranges []cursor.Range) {
 			if len(acks) > 0 || upTo > 0 {
 				r.ack(acks, upTo, confirmed)
 			}
-			r.consumer.Permits(n)
+			r.permit(n)
 		})
 	})
 }

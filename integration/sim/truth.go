@@ -361,6 +361,9 @@ func (st *servedTopic) finished(u *publisher, b *sendBatch, r product.Receipt, e
 			continue
 		}
 		msg.acknowledged(u.from.level, r.Duplicate)
+		if i == 0 && msg.acked && !r.Duplicate {
+			w.ghost.confirms(st.s.b, r.Position.Ledger, r.Position.Entry)
+		}
 		if msg.acked && r.Position.Ledger != 0 {
 			t.claim(r.Offset+entry.Offset(i), msg, true, st.s.b.name)
 		}

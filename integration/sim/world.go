@@ -108,22 +108,25 @@ type world struct {
 	trims        bool // topics delete their oldest ledgers
 	calm         bool // little happens at the moment
 
-	etcd      *etcd
-	net       *network
-	brokers   []*broker
-	bookies   []*bookieProcess
-	repairers []*repairer
-	topics    []*topic
-	names     map[entry.StorageUUID]string
-	disks     int
-	harmed    int // disks that were wiped, or are rotten
-	checker   *meta.Store
-	ghost     *ghost
-	numbers   uint64
-	tally     [4]int
-	closes    int
-	cluster   entry.UUID    // its record's
-	scarce    time.Duration // until then too few bookies take new ledgers
+	etcd       *etcd
+	net        *network
+	brokers    []*broker
+	bookies    []*bookieProcess
+	repairers  []*repairer
+	topics     []*topic
+	names      map[entry.StorageUUID]string
+	disks      int
+	harmed     int // disks that were wiped, or are rotten
+	checker    *meta.Store
+	ghost      *ghost
+	numbers    uint64
+	tally      [4]int
+	closes     int
+	cluster    entry.UUID // its record's
+	overload   overload
+	messagings []*messaging
+	disksToo   diskMischief
+	scarce     time.Duration // until then too few bookies take new ledgers
 	// compactions that did something, and ledgers deleted from topics.
 	compactions, trimmed int
 	deleted              int // ledgers from disks
@@ -172,6 +175,8 @@ func newWorld(opt Options) *world {
 		w.faults = pickFaults(k)
 	}
 	w.opt.Faults = w.faults
+	w.addDiskFaults()
+	w.addOverload()
 	w.levels = [][]ledger.AckLevel{
 		{ledger.AckQuorum},
 		{ledger.AckQuorum, ledger.AckQuorum, ledger.AckAll},
@@ -209,6 +214,9 @@ func newWorld(opt Options) *world {
 	for i := range 2 + k.rng.IntN(2) {
 		b := &broker{process: process{k: k, name: fmt.Sprintf("b%d", i)}, w: w, index: i}
 		b.etcd = &etcdClient{e: w.etcd, p: &b.process, actor: b}
+		if messages := len(w.messagings) > 0; messages {
+			b.measure = b.measureAll
+		}
 		w.brokers = append(w.brokers, b)
 		b.boot()
 	}
@@ -236,10 +244,14 @@ func (w *world) newDisk(b *bookieProcess) {
 		w.names[u] = fmt.Sprintf("%s-%d", b.name, w.disks)
 	}
 	b.id = w.names[u]
-	if err := w.checker.CreateCookie(context.Background(), meta.Cookie{ID: b.id, UUID: u}); err != nil {
-		panic(err)
+	if !w.claims() { // else it does so itself
+		if err := w.checker.CreateCookie(context.Background(), meta.Cookie{ID: b.id, UUID: u}); err != nil {
+			panic(err)
+		}
 	}
 	b.rotten, b.fresh = false, true
+	b.full, b.readOnly, b.noFiles, b.refused, b.frozen, b.errors = false, false, false, nil, nil, nil
+	b.exchanged, b.began = exchange{}, false
 	b.mem = vfs.NewMem()
 	b.mem.SetCapacity(diskSize)
 	b.disk = vfs.NewFaulty(b.mem)
@@ -353,6 +365,7 @@ func (w *world) play() {
 	}
 	w.after(300*time.Millisecond, w.tailRead)
 	w.after(w.between(0, time.Second), w.mischief)
+	w.after(0, w.harmDisks)
 	w.after(w.between(0, 3*time.Second), w.unrest)
 	w.after(w.between(w.opt.Faulty/4, w.opt.Faulty), func() { w.copied = w.etcd.model.Clone() })
 	if w.opt.Faulty > time.Minute && !w.chance(50) {

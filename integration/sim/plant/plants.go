@@ -327,4 +327,57 @@ var plants = []plant{
 		"a repair does not send what is there", "pkg/repair",
 		"		c.Ledger.Bookies.Add(x.To, add,", "		there, asked := false, make(chan struct{})\n		c.Ledger.Bookies.Read(ctx, x.To, bookiewire.Read{Ledger: l.ID, First: e.ID, Stride: 1, MaxEntries: 1, MaxBytes: 1}, func(_ bookiewire.ReadReply, err error) {\n			there = err == nil\n			close(asked)\n		})\n		if _, err := s.Wait(ctx, sched.Channels{asked}); err == nil && there {\n			if left--; left == 0 {\n				close(done)\n			}\n			continue\n		}\n		c.Ledger.Bookies.Add(x.To, add,",
 	},
+	{
+		"an add makes a ledger known whatever its record says", "pkg/bookie",
+		"refusal := Admit(l, a.cfg.Me, &x.Add.Add); refusal != nil {", "refusal := Admit(l, a.cfg.Me, &x.Add.Add); refusal != nil && l.State == meta.LedgerDeleting {",
+	},
+	{
+		"an add is let in by what was read before it came", "pkg/bookie",
+		"	for _, x := range round {\n		switch {\n		case errors.Is(err, meta.ErrNotFound):",
+		"	a.mu.Lock()\n	round = append(round, a.waiting[ledger]...)\n	a.waiting[ledger] = nil\n	a.mu.Unlock()\n	for _, x := range round {\n		switch {\n		case errors.Is(err, meta.ErrNotFound):",
+	},
+	{
+		"a full disk stops the store", "pkg/ledgerstore",
+		"func shortage(err error) bool { return errors.Is(err, syscall.ENOSPC) || noFiles(err) }", "func shortage(err error) bool { return noFiles(err) }",
+	},
+	{
+		"a store that was full stays so", "pkg/ledgerstore",
+		"		c.spaceOut, c.noNext, c.noFiles, c.exhausted, c.stalled = false, false, false, false, false", "		c.noNext, c.noFiles, c.exhausted, c.stalled = false, false, false, false",
+	},
+	{
+		"want of file descriptors stops the store", "pkg/ledgerstore",
+		"func noFiles(err error) bool { return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) }", "func noFiles(error) bool { return false }",
+	},
+	{
+		"a read-only file system is taken for a full one", "pkg/ledgerstore",
+		"	case errors.Is(ev.Err, syscall.ENOSPC):\n		c.refuseForSpace(b)", "	case errors.Is(ev.Err, syscall.ENOSPC), errors.Is(ev.Err, syscall.EROFS):\n		c.refuseForSpace(b)",
+	},
+	{
+		"an add that finds no room is not answered", "pkg/ledgerstore",
+		"		c.reply(it, c.short())\n	}\n	clear(", "	}\n	clear(",
+	},
+	{
+		"a budget grants more than it has", "pkg/budget",
+		"b.used == 0 || b.used+n <= b.capacity }", "b.used == 0 || b.used+n <= 8*b.capacity }",
+	},
+	{
+		"consumers are sent more than they have permitted", "pkg/dispatch",
+		"		c.permits -= int64(messages)\n", "		c.permits -= int64(messages) / 2\n",
+	},
+	{
+		"an append that fails is not answered", "pkg/chain",
+		"			if a.Item.Load.Done != nil {", "			if a.Item.Load.Done != nil && c.appendError(a) == nil {",
+	},
+	{
+		"an old copy of a disk is let in", "pkg/bookie",
+		"	if record.Starts > s.known {", "	if false {",
+	},
+	{
+		"a disk without its log is let in", "pkg/bookie",
+		"		case !holds:", "		case false:",
+	},
+	{
+		"a reader's LAC falls", "pkg/ledger",
+		"	r.lac = max(r.lac, lac)\n", "	r.lac = lac\n",
+	},
 }
