@@ -17,7 +17,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	bookiev1 "github.com/penstock-mq/penstock/api/penstock/bookie/v1"
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
@@ -181,6 +183,59 @@ func readFrom(t *testing.T, c *bookieclient.Client, u entry.StorageUUID, l entry
 	})
 	x := <-done
 	return x.body, x.code
+}
+
+// What repair asks: which entries are here, what is damaged, and to look for damage now. A call that is meant for another bookie is refused.
+func TestControlCallsOfRepair(t *testing.T) {
+	t.Parallel()
+	w := newTown(t)
+	b := w.start(w.config(t.TempDir()), vfs.OS())
+	u := b.Storage()
+	w.await(u, func(_ meta.BookieInfo, ok bool) bool { return ok })
+	l := w.open(u)
+	data := w.client()
+	for _, e := range []entry.EntryID{0, 1, 5} {
+		if c := addTo(data, u, makeAdd(l.ID, e, "body")); c != bookiewire.OK {
+			t.Fatalf("add entry %d: %s", e, c)
+		}
+	}
+	addr := b.GRPCAddr()
+	control := bookieclient.NewControl(func(entry.StorageUUID) (string, bool) { return addr, true })
+	t.Cleanup(control.Close)
+	got, err := control.ListEntries(t.Context(), u, l.ID, 0, 8)
+	w.check(err)
+	if !got.Known || got.Limbo || len(got.Bits) != 2 || got.Bits[0] != 1|1<<1|1<<5 || got.Bits[1] != 0 {
+		t.Errorf("listed %+v", got)
+	}
+	if got, err = control.ListEntries(t.Context(), u, l.ID+1, 0, 0); err != nil || got.Known || got.Bits[0] != 0 {
+		t.Errorf("of a ledger that is not here: %+v, %v", got, err)
+	}
+	if _, err := control.ListEntries(t.Context(), u, l.ID, 0, bookieclient.MaxListed); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("a range that is too long: %v", err)
+	}
+	if _, err := control.ListEntries(t.Context(), entry.StorageUUID{9}, l.ID, 0, 0); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a call for another bookie: %v", err)
+	}
+	if _, err := control.ListDamage(t.Context(), entry.StorageUUID{9}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("likewise: %v", err)
+	}
+	w.check(b.store.SetLimbo(t.Context(), l.ID))
+	all, err := control.ListDamage(t.Context(), u)
+	w.check(err)
+	if len(all) != 1 || all[0] != (bookieclient.Damage{Ledger: l.ID, Limbo: true}) {
+		t.Errorf("damage is %+v", all)
+	}
+	w.check(control.EndLimbo(t.Context(), u, l.ID))
+	if all, err := control.ListDamage(t.Context(), u); err != nil || len(all) != 0 {
+		t.Errorf("damage is %+v, %v", all, err)
+	}
+	if sum, err := w.control(b).Scrub(t.Context(), &bookiev1.ScrubRequest{}); err != nil || sum.GetDamaged() != 0 {
+		t.Errorf("scrub: %v, %v", sum, err)
+	}
+	addr = ""
+	if _, err := control.ListDamage(t.Context(), u); err == nil || !strings.Contains(err.Error(), "--grpc-listen") {
+		t.Errorf("a bookie without control calls: %v", err)
+	}
 }
 
 // A bookie's life with real etcd, real files and real sockets.

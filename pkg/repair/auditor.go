@@ -97,7 +97,7 @@ func (a *auditor) takeOver(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}
-	a.census = NewCensus(a.cfg.Delay, before)
+	a.census = NewCensus(a.cfg.Delay, a.sched.Now(), before)
 	a.totals = before
 	a.totals.Auditor = a.cfg.Worker
 	a.damageAt, a.compared = time.Time{}, a.sched.Now()
@@ -305,6 +305,10 @@ func names(l meta.Ledger, u entry.StorageUUID) bool {
 
 // compare holds the next ledgers in turn against what their bookies have, as many as it is time for.
 func (a *auditor) compare(ctx context.Context, v View, list meta.RepairList) (found int, err error) {
+	if a.totals.Compared == 0 && v.Now.Sub(a.totals.ComparedAll) < a.cfg.CompareRound {
+		a.compared = v.Now
+		return 0, nil
+	}
 	n := int(v.Now.Sub(a.compared) / a.cfg.CompareEvery)
 	a.compared = a.compared.Add(time.Duration(n) * a.cfg.CompareEvery)
 	n = min(n, comparePage)

@@ -39,14 +39,19 @@ type saying struct {
 	ledger  entry.LedgerID
 }
 
-// NewCensus goes on from what the auditor before knew: who is absent since when.
-func NewCensus(delay time.Duration, before meta.RepairCensus) *Census {
+// censusLasts is how old what the auditor before knew may be: whoever is absent may have been there since.
+const censusLasts = 2 * time.Minute
+
+// NewCensus goes on from what the auditor before knew, unless that is old: who is absent since when.
+func NewCensus(delay time.Duration, now time.Time, before meta.RepairCensus) *Census {
 	c := &Census{
 		delay: delay, absent: map[entry.StorageUUID]*meta.AbsentBookie{}, listed: map[entry.StorageUUID]listing{},
 		lost: map[entry.StorageUUID]bool{}, said: map[saying]string{},
 	}
-	for _, a := range before.Absent {
-		c.absent[a.UUID] = &a
+	if now.Sub(before.At) < censusLasts {
+		for _, a := range before.Absent {
+			c.absent[a.UUID] = &a
+		}
 	}
 	return c
 }

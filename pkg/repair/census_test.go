@@ -24,7 +24,7 @@ func TestCensusOfAbsentBookies(t *testing.T) {
 	view := func(c *repair.Census, s int) repair.View {
 		return repair.NewView(at(s), cookies, c.Absent(), nowhere{}, 1)
 	}
-	c := repair.NewCensus(time.Minute, meta.RepairCensus{})
+	c := repair.NewCensus(time.Minute, at(0), meta.RepairCensus{})
 	if missed := look(c, 0); len(missed) > 0 {
 		t.Fatalf("missed %v", missed)
 	}
@@ -39,7 +39,11 @@ func TestCensusOfAbsentBookies(t *testing.T) {
 	if list, changed := c.Relieved(view(c, 64)); len(list) > 0 || changed {
 		t.Fatalf("relieved before its time: %v, %t", list, changed)
 	}
-	c = repair.NewCensus(time.Minute, meta.RepairCensus{Absent: c.Absent()})
+	before := meta.RepairCensus{At: at(64), Absent: c.Absent()}
+	if c := repair.NewCensus(time.Minute, at(64+120), before); len(look(c, 64+120)) != 1 {
+		t.Fatal("what the auditor before knew two minutes ago is believed")
+	}
+	c = repair.NewCensus(time.Minute, at(65), before)
 	if missed := look(c, 65); len(missed) > 0 {
 		t.Fatalf("the next auditor misses %v anew", missed)
 	}
@@ -64,7 +68,7 @@ func (nowhere) Operations() []meta.Operation { return nil }
 // As many ledgers are noted as there is room for; the others are counted, and follow. Those that are being deleted are left alone.
 func TestCensusNotesWhatThereIsRoomFor(t *testing.T) {
 	t.Parallel()
-	c := repair.NewCensus(0, meta.RepairCensus{})
+	c := repair.NewCensus(0, time.Unix(1000, 0), meta.RepairCensus{})
 	now := time.Unix(1000, 0)
 	c.Listed(now, uuid(1), meta.Holdings{Ledgers: []entry.LedgerID{1, 2, 3, 4, 5}, Deleting: []entry.LedgerID{4}})
 	c.Listed(now, uuid(2), meta.Holdings{Ledgers: []entry.LedgerID{3, 6}})
@@ -90,7 +94,7 @@ func TestCensusNotesWhatThereIsRoomFor(t *testing.T) {
 // What a bookie says once more is not news; what it says otherwise is.
 func TestCensusOfDamage(t *testing.T) {
 	t.Parallel()
-	c := repair.NewCensus(0, meta.RepairCensus{})
+	c := repair.NewCensus(0, time.Unix(1000, 0), meta.RepairCensus{})
 	a, b := bookieclient.Damage{Ledger: 1, Entries: "3-4"}, bookieclient.Damage{Ledger: 2, Limbo: true}
 	for i, s := range []struct{ says, news []bookieclient.Damage }{
 		{[]bookieclient.Damage{b, a}, []bookieclient.Damage{a, b}},

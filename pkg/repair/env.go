@@ -35,6 +35,10 @@ type Config struct {
 	DamageEvery time.Duration
 	// CompareEvery is the time in between the comparisons of two ledgers with what their bookies have; 50 ms.
 	CompareEvery time.Duration
+	// CompareRound is the least time between two comparisons of all ledgers; 10 min.
+	CompareRound time.Duration
+	// LeaveWithin is how long owners have to leave a live bookie that is to be emptied, before they are asked to close ledgers; 15 s.
+	LeaveWithin time.Duration
 	// IntentFor is how long an intent lasts at least; 10 min. What is large gets more.
 	IntentFor time.Duration
 }
@@ -53,6 +57,8 @@ func (c Config) withDefaults() Config {
 	def(&c.RetryMost, time.Minute)
 	def(&c.DamageEvery, 30*time.Second)
 	def(&c.CompareEvery, 50*time.Millisecond)
+	def(&c.CompareRound, 10*time.Minute)
+	def(&c.LeaveWithin, 15*time.Second)
 	def(&c.IntentFor, 10*time.Minute)
 	if c.BytesPerSecond == 0 {
 		c.BytesPerSecond = 100 << 20

@@ -62,15 +62,17 @@ func (p Step) key() string {
 // what has failed, so as to go on with what else there is.
 type Job struct {
 	open   bool // copies are missing in the open fragment
+	wait   bool // for owners to leave bookies that are to be emptied
 	rng    *rand.Rand
 	failed map[string]string
 	bad    map[entry.StorageUUID]bool // targets that failed
 }
 
-// NewJob begins a job for a ledger with those causes; seed decides among targets that are as good as each other.
-func NewJob(causes meta.RepairCause, seed uint64) *Job {
+// NewJob begins a job for a ledger with those causes; seed decides among targets that are as good as each other. With wait, owners have
+// time still to leave a live bookie that is to be emptied by an ensemble change of their own.
+func NewJob(causes meta.RepairCause, wait bool, seed uint64) *Job {
 	return &Job{
-		open: causes&meta.CauseOpen != 0, rng: rand.New(rand.NewPCG(seed, 0x7265706169)), //nolint:gosec // it spreads load
+		open: causes&meta.CauseOpen != 0, wait: wait, rng: rand.New(rand.NewPCG(seed, 0x7265706169)), //nolint:gosec // it spreads load
 		failed: map[string]string{}, bad: map[entry.StorageUUID]bool{},
 	}
 }
@@ -113,7 +115,7 @@ func (j *Job) Next(s *Survey) Step {
 			return p
 		}
 	}
-	for _, p := range slices.Concat(swaps, j.fills(s, blocked), settles(s), j.moves(s, blocked), j.releases(s)) {
+	for _, p := range slices.Concat(swaps, j.fills(s, blocked), settles(s), j.moves(s, blocked), j.releases(s, blocked)) {
 		if try(p) {
 			return p
 		}
@@ -311,7 +313,7 @@ func (j *Job) moves(s *Survey, blocked func(string)) []Step {
 }
 
 // releases asks for the open fragment, if copies are missing there or are to go.
-func (j *Job) releases(s *Survey) []Step {
+func (j *Job) releases(s *Survey, blocked func(string)) []Step {
 	l := s.Ledger
 	if l.State == meta.LedgerClosed || len(l.Fragments) == 0 {
 		return nil
@@ -321,6 +323,8 @@ func (j *Job) releases(s *Survey) []Step {
 		switch {
 		case s.View.lost(at.UUID):
 			why = s.View.name(at.UUID) + " is lost"
+		case s.View.Bookies[at.UUID].Emptying && j.wait:
+			blocked("the ledger is open, and its owner is leaving " + s.View.name(at.UUID))
 		case s.View.Bookies[at.UUID].Emptying:
 			why = s.View.name(at.UUID) + " is to be emptied"
 		}

@@ -22,6 +22,7 @@ type site struct {
 	limbo  map[entry.StorageUUID]bool
 	mute   map[entry.StorageUUID]bool
 	closes bool // the owner closes the ledger when it is asked
+	wait   bool // for owners
 }
 
 func uuid(n int) entry.StorageUUID { return entry.StorageUUID{0: byte(n), 15: 0xee} }
@@ -134,7 +135,7 @@ func (s *site) give(u entry.StorageUUID, f repair.Stretch) {
 
 // tell is what a job does, a line a step.
 func (s *site) tell(causes meta.RepairCause) string {
-	job := repair.NewJob(causes, 1)
+	job := repair.NewJob(causes, s.wait, 1)
 	var lines []string
 	for range 20 {
 		p := job.Next(s.survey())
@@ -223,6 +224,16 @@ func TestJobStories(t *testing.T) {
 		s.change(3, func(b *repair.Bookie) { b.Emptying, b.Candidate.Draining = true, true })
 		s.wants(t, meta.CauseDecommission, "copy what bookie k3 has from entry 0 on to bookie k4", "done")
 	})
+	t.Run("owners have time to leave a live bookie", func(t *testing.T) {
+		l := closedLedger(0, frag(0, 1, 2, 3))
+		l.State = meta.LedgerOpen
+		s := newSite(4, l)
+		s.change(3, func(b *repair.Bookie) { b.Emptying, b.Candidate.Draining = true, true })
+		s.wait, s.closes = true, true
+		s.wants(t, meta.CauseDecommission, "stuck: the ledger is open, and its owner is leaving bookie k3")
+		s.wait = false
+		s.wants(t, meta.CauseDecommission, "have the ledger closed: bookie k3 is to be emptied", "copy what bookie k3 has from entry 0 on to bookie k4", "done")
+	})
 	t.Run("a bookie lacks entries", func(t *testing.T) {
 		s := newSite(3, closedLedger(9, frag(0, 1, 2, 3)))
 		s.held[uuid(2)] = except(10, 3, 7)
@@ -300,7 +311,7 @@ func TestJobGoesOnFromFailures(t *testing.T) {
 	t.Parallel()
 	s := newSite(6, closedLedger(9, meta.Fragment{Slots: slots(1, 2, 3)}))
 	s.lose(2)
-	job := repair.NewJob(meta.CauseLost, 1)
+	job := repair.NewJob(meta.CauseLost, false, 1)
 	tried := map[entry.StorageUUID]bool{}
 	for range 3 {
 		p := job.Next(s.survey())
@@ -313,7 +324,7 @@ func TestJobGoesOnFromFailures(t *testing.T) {
 	if p := job.Next(s.survey()); p.Kind != repair.StepStuck || !strings.Contains(p.Why, "k2") {
 		t.Fatalf("got %+v", p)
 	}
-	job = repair.NewJob(meta.CauseLost, 1)
+	job = repair.NewJob(meta.CauseLost, false, 1)
 	job.Failed(job.Next(s.survey()), "entry 4 is nowhere", false)
 	if p := job.Next(s.survey()); p.Kind != repair.StepStuck || p.Why != "entry 4 is nowhere" {
 		t.Fatalf("got %+v", p)
@@ -366,7 +377,7 @@ func TestJobEndsWhateverItFinds(t *testing.T) {
 		if rng.IntN(3) == 0 {
 			s.ledger.Pending = []meta.ReplicaIntent{{Target: uuid(1 + rng.IntN(7)), Fragment: l.Fragments[0].First}}
 		}
-		job := repair.NewJob(meta.CauseLost, seed)
+		job := repair.NewJob(meta.CauseLost, seed%2 == 0, seed)
 		for steps := 0; ; steps++ {
 			if steps > 200 {
 				t.Fatalf("seed %d: it does not end", seed)

@@ -295,7 +295,7 @@ func (w *town) audit() {
 func brisk(worker string) repair.Config {
 	return repair.Config{
 		Worker: worker, Delay: -1, ScanEvery: 20 * time.Millisecond, PollEvery: 10 * time.Millisecond,
-		RetryFirst: 5 * time.Millisecond, RetryMost: 50 * time.Millisecond, DamageEvery: 20 * time.Millisecond, CompareEvery: time.Millisecond,
+		RetryFirst: 5 * time.Millisecond, RetryMost: 50 * time.Millisecond, DamageEvery: 20 * time.Millisecond, CompareEvery: time.Millisecond, CompareRound: time.Millisecond,
 		BytesPerSecond: 1 << 30,
 	}
 }

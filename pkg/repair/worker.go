@@ -137,7 +137,7 @@ func (w *worker) start(ctx context.Context, grant *lease.Grant, rec meta.Repair)
 // mend does what there is to do for one ledger, step by step. An error is about the metadata: what became of the step is found out by
 // whoever takes the ledger up next.
 func (w *worker) mend(ctx context.Context, rec meta.Repair) error {
-	job := NewJob(rec.Causes, w.sched.Uint64())
+	job := NewJob(rec.Causes, w.sched.Now().Sub(rec.Since) < w.cfg.LeaveWithin, w.sched.Uint64())
 	known := map[holder]*Holding{}
 	for range maxSteps {
 		fresh, err := w.env.Meta.GetRepair(ctx, rec.Ledger)

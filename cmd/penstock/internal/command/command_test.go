@@ -127,6 +127,8 @@ func TestExitCodes(t *testing.T) {
 		"limbo of nothing":   {[]string{"bookie", "end-limbo", "127.0.0.1:1"}, exitUsage, "--ledger"},
 		"unknown topic":      {[]string{"topic", "describe", "nothing", url}, exitNotFound, "does not exist"},
 		"unknown ledger":     {[]string{"ledger", "describe", "4711", url}, exitNotFound, "there is no ledger 4711, or no longer: penstock ledger list"},
+		"damage of a topic":  {[]string{"ledger", "list", "--under-replicated", "--topic", "busy", url}, exitUsage, "--under-replicated"},
+		"damage on no one":   {[]string{"ledger", "list", "--under-replicated", "--on", "nobody", url}, exitNotFound, "penstock bookie list"},
 		"topic in use":       {[]string{"topic", "delete", "busy", "--yes", url}, exitRefused, "--force"},
 		"no terminal to ask": {[]string{"topic", "delete", "busy", url}, exitUsage, "--yes"},
 		"exists already":     {[]string{"topic", "create", "busy", url}, exitFailed, "exists"},
