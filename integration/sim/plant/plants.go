@@ -312,8 +312,8 @@ var plants = []plant{
 		"	case s.ended:\n		return fmt.Errorf(", "	case false:\n		return fmt.Errorf(",
 	},
 	{
-		"a replica is swapped before its copies are there", "integration/sim",
-		"	if len(entries) == 0 {\n		return nil\n	}\n	if _, err := x.sched", "	if w := x.w; w != nil {\n		return nil\n	}\n	if _, err := x.sched",
+		"a replica is swapped before its copies are there", "pkg/repair",
+		"		if err := c.send(ctx, x, mine); err != nil {", "		if err := c.send(ctx, x, mine[:0]); err != nil {",
 	},
 	{
 		"garbage collection does not look at intents", "pkg/bookie",
@@ -324,8 +324,8 @@ var plants = []plant{
 		"		if !slices.ContainsFunc(cur.Pending,", "		if false && !slices.ContainsFunc(cur.Pending,",
 	},
 	{
-		"a repair does not send what is there", "pkg/repair",
-		"		c.Ledger.Bookies.Add(x.To, add,", "		there, asked := false, make(chan struct{})\n		c.Ledger.Bookies.Read(ctx, x.To, bookiewire.Read{Ledger: l.ID, First: e.ID, Stride: 1, MaxEntries: 1, MaxBytes: 1}, func(_ bookiewire.ReadReply, err error) {\n			there = err == nil\n			close(asked)\n		})\n		if _, err := s.Wait(ctx, sched.Channels{asked}); err == nil && there {\n			if left--; left == 0 {\n				close(done)\n			}\n			continue\n		}\n		c.Ledger.Bookies.Add(x.To, add,",
+		"a repair does not send what is there", "integration/sim",
+		"Slot: x.slot, To: x.target.UUID,\n	})", "Slot: x.slot, To: x.target.UUID,\n		Skip: func(e entry.EntryID) bool {\n			b := w.bookieOf(x.target.UUID)\n			return b != nil && b.has(x.ledger.ID, e, w.ghost.bodies[entryKey{x.ledger.ID, e}].whole)\n		},\n	})",
 	},
 	{
 		"an add makes a ledger known whatever its record says", "pkg/bookie",
