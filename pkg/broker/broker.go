@@ -62,6 +62,8 @@ type Broker struct {
 	end      context.CancelFunc
 	work     sync.WaitGroup // receivers of streams, openings, flushes
 
+	openings openings // of topics
+
 	mu      sync.Mutex
 	bundles map[meta.BundleID]*bundle
 	serving chan struct{} // closed and replaced when a bundle is added

@@ -86,6 +86,10 @@ type slot struct {
 	ready chan struct{} // closed once t or err is set
 	t     *servedTopic
 	err   error
+
+	// Guarded by the bundle's lock, until it is ready.
+	producing bool     // a producer waits for it
+	opening   *opening // its place among those that are opened; nil before it has one
 }
 
 func newBundle(b *Broker, g meta.Guard) *bundle {
@@ -174,10 +178,16 @@ func (u *bundle) open(ctx context.Context, r resolved, producing bool) (*servedT
 		return nil, u.moved(name)
 	}
 	s, ok := u.topics[name]
-	if !ok {
-		s = &slot{ready: make(chan struct{})}
+	switch {
+	case !ok:
+		s = &slot{ready: make(chan struct{}), producing: producing}
 		u.topics[name] = s
-		u.run.Go(func() { u.fill(s, r, producing) })
+		u.run.Go(func() { u.fill(s, r) })
+	case producing && !s.producing:
+		s.producing = true
+		if s.opening != nil {
+			u.b.openings.hasten(s.opening)
+		}
 	}
 	u.mu.Unlock()
 	select {
@@ -205,14 +215,16 @@ func (u *bundle) either(ctx context.Context, t *servedTopic) (*servedTopic, erro
 }
 
 // fill opens the topic of a slot. A slot that failed is removed, so that the next use tries again.
-func (u *bundle) fill(s *slot, r resolved, producing bool) {
+func (u *bundle) fill(s *slot, r resolved) {
 	u.mu.Lock()
 	pause := u.setbacks[r.name.String()].pause()
 	u.mu.Unlock()
 	if pause > 0 {
 		sleep(u.opening, pause/2+sched.N(sched.Real, pause/2+1)) // if that ends first, so does what follows
 	}
+	producing, end := u.awaitTurn(s)
 	t, err := u.openTopic(r, producing)
+	end()
 	if err != nil {
 		u.b.metrics.openFailures.Inc()
 		if lostOwnership(err) {
@@ -226,6 +238,26 @@ func (u *bundle) fill(s *slot, r resolved, producing bool) {
 	s.t, s.err = t, err
 	u.mu.Unlock()
 	close(s.ready)
+}
+
+// awaitTurn waits until a slot's topic may be opened, or not at all any more, which is found out by opening it. It returns
+// whether a producer waits for it by then; end must be called.
+func (u *bundle) awaitTurn(s *slot) (producing bool, end func()) {
+	all := &u.b.openings
+	u.mu.Lock()
+	s.opening = all.ask(s.producing)
+	u.mu.Unlock()
+	select {
+	case <-s.opening.turn:
+	case <-u.opening.Done():
+	}
+	hold := time.AfterFunc(openingHold, func() { all.end(s.opening) })
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return s.producing, func() {
+		hold.Stop()
+		all.end(s.opening)
+	}
 }
 
 func (u *bundle) openTopic(r resolved, producing bool) (*servedTopic, error) {

@@ -21,6 +21,8 @@ type Client struct {
 	wg   sync.WaitGroup // every goroutine of the client
 	pool *pool
 	dir  directory
+	// finds and searches are look-ups of owners, and of newer ones than those, that many streams wait for.
+	finds, searches shared[owner, owner]
 
 	mu     sync.Mutex
 	open   map[closer]struct{} // producers, consumers, readers

@@ -95,6 +95,7 @@ type conn struct {
 	cc        *grpc.ClientConn
 	pubsub    brokerv1.PubSubClient
 	lookup    brokerv1.LookupClient
+	gate      gate // of streams that are to be opened
 
 	heard atomic.Int64 // Unix nanoseconds of the last sign of life
 	asked time.Time    // when the connection was last asked for; guarded by the pool's lock

@@ -189,6 +189,23 @@ func (c *Client) findOwner(ctx context.Context, topic, avoid string) (owner, err
 	return c.findOwnerBeyond(ctx, topic, owner{url: avoid})
 }
 
+// findAgain is findOwner for a topic of whose former owner is known. All topics of a bundle have one owner: those that ask at the
+// same time, as all do whose broker is gone, ask once.
+func (c *Client) findAgain(ctx context.Context, topic, avoid string, former owner) (owner, error) {
+	if former.bundle == "" {
+		return c.findOwner(ctx, topic, avoid)
+	}
+	o, err := c.finds.do(ctx, c.life, &c.wg, owner{url: avoid, bundle: former.bundle}, func(ctx context.Context) (owner, error) {
+		return c.findOwner(ctx, topic, avoid)
+	})
+	if err != nil {
+		about := *fromStatus("look up", topic, "", err)
+		about.Topic = topic // it may have been another's that was asked about
+		return owner{}, &about
+	}
+	return o, nil
+}
+
 // findOwnerBeyond is findOwner for a topic of whose owner nothing is heard: the answer waits for a moment for the next one.
 func (c *Client) findOwnerBeyond(ctx context.Context, topic string, silent owner) (owner, error) {
 	return askAny(ctx, c, "look up", topic, silent.url, func(ctx context.Context, conn *conn) (owner, error) {
@@ -224,15 +241,26 @@ func (c *Client) follow(m *brokerv1.Moved) owner {
 const suspectEvery = 250 * time.Millisecond
 
 // suspect looks for a newer owner than o, for as long as ctx lasts: o is gone, or silent and may have been replaced
-// without this client's connection to it breaking. It returns the newer owner, or false when ctx ended.
+// without this client's connection to it breaking. It returns the newer owner, or false when ctx ended. Whoever misses the
+// same owner of the same bundle takes part in one search.
 func (c *Client) suspect(ctx context.Context, topic string, o owner) (owner, bool) {
+	if o.bundle == "" {
+		n, err := c.search(ctx, topic, o)
+		return n, err == nil
+	}
+	n, err := c.searches.do(ctx, c.life, &c.wg, o, func(ctx context.Context) (owner, error) { return c.search(ctx, topic, o) })
+	return n, err == nil
+}
+
+// search is suspect by itself; its error is that of ctx.
+func (c *Client) search(ctx context.Context, topic string, o owner) (owner, error) {
 	for {
 		asked := time.Now()
 		if n, err := c.findOwnerBeyond(ctx, topic, o); err == nil && n.url != o.url && (n.bundle != o.bundle || n.epoch > o.epoch) {
-			return n, true
+			return n, nil
 		}
 		if !pause(ctx, time.Until(asked.Add(suspectEvery))) {
-			return owner{}, false
+			return owner{}, causeOf(ctx)
 		}
 	}
 }

@@ -249,11 +249,11 @@ func (st *openStream) close() {
 
 // open finds the owner, unless hint names it, and opens a stream there.
 func (s *pubStream) open(hint owner, avoid string) (*openStream, error) {
-	o := hint
+	o, former := hint, s.tried
 	s.tried = owner{}
 	if o.url == "" {
 		var err error
-		if o, err = s.c.findOwner(s.life, s.topic, avoid); err != nil {
+		if o, err = s.c.findAgain(s.life, s.topic, avoid, former); err != nil {
 			return nil, err
 		}
 	}
@@ -264,7 +264,12 @@ func (s *pubStream) open(hint owner, avoid string) (*openStream, error) {
 	}
 	ctx, cancel := context.WithCancel(s.life)
 	st := &openStream{conn: conn, use: conn.hold(s.topic, cancel), cancel: cancel, ctx: ctx, owner: o}
-	newer, err := awaitOpen(ctx, cancel, s.c, s.topic, o, func() error { return s.handshake(ctx, st) })
+	newer := owner{}
+	leave, err := conn.gate.pass(ctx, s.waits, s.wake)
+	if err == nil {
+		newer, err = awaitOpen(ctx, cancel, s.c, s.topic, o, func() error { return s.handshake(ctx, st) })
+		leave()
+	}
 	if err != nil {
 		cancel()
 		conn.release(st.use)
@@ -275,6 +280,13 @@ func (s *pubStream) open(hint owner, avoid string) (*openStream, error) {
 	}
 	s.tried = st.owner
 	return st, nil
+}
+
+// waits tells since when the oldest message waits; zero if there is none.
+func (s *pubStream) waits() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.w.waits()
 }
 
 func (s *pubStream) handshake(ctx context.Context, st *openStream) error {

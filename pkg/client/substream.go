@@ -207,11 +207,11 @@ func (st *openSub) close() {
 
 // open finds the owner, unless hint names it, and subscribes there.
 func (s *subStream) open(hint owner, avoid string) (*openSub, error) {
-	o := hint
+	o, former := hint, s.tried
 	s.tried = owner{}
 	if o.url == "" {
 		var err error
-		if o, err = s.c.c.findOwner(s.life, s.topic, avoid); err != nil {
+		if o, err = s.c.c.findAgain(s.life, s.topic, avoid, former); err != nil {
 			return nil, err
 		}
 	}
@@ -222,7 +222,12 @@ func (s *subStream) open(hint owner, avoid string) (*openSub, error) {
 	}
 	ctx, cancel := context.WithCancel(s.life)
 	st := &openSub{conn: conn, use: conn.hold(s.topic, cancel), cancel: cancel, ctx: ctx, owner: o}
-	newer, err := awaitOpen(ctx, cancel, s.c.c, s.topic, o, func() error { return s.handshake(ctx, st) })
+	newer := owner{}
+	leave, err := conn.gate.pass(ctx, nil, nil)
+	if err == nil {
+		newer, err = awaitOpen(ctx, cancel, s.c.c, s.topic, o, func() error { return s.handshake(ctx, st) })
+		leave()
+	}
 	if err != nil {
 		cancel()
 		conn.release(st.use)

@@ -498,6 +498,17 @@ func (w *window) unsettled() (sent, unsent int) {
 	return sent, unsent
 }
 
+// waits returns since when the oldest message without an outcome does; zero without one.
+func (w *window) waits() time.Time {
+	switch {
+	case len(w.queue) > 0:
+		return w.queue[0].opened
+	case w.open != nil:
+		return w.open.opened
+	}
+	return time.Time{}
+}
+
 // oldest returns when the oldest unanswered batch was sent; zero if nothing is in flight.
 func (w *window) oldest() time.Time {
 	for _, b := range w.queue[:w.sent] {
