@@ -80,6 +80,9 @@ const (
 	batchBytes = 1 << 20
 	addSlab    = 8 << 10
 	replySlab  = 64 << 10
+	// replyAtOnce is more than the answer to a read of 1 MiB, which is what readers ask for: its memory is taken at once, and
+	// not doubled, cleared and copied until it is large enough.
+	replyAtOnce = 1<<20 + 128<<10
 )
 
 func (l *link) run(ctx context.Context) {
@@ -310,6 +313,7 @@ func (l *link) receive(conn net.Conn, answered *atomic.Bool) error {
 		slab = replySlab
 	}
 	r := bookiewire.NewReader(conn, slab)
+	r.AtOnce = replyAtOnce
 	for {
 		f, err := r.Next()
 		if err == nil {

@@ -27,7 +27,10 @@ type Reader struct {
 	// Begun, if set, is called before Next waits for the rest of a frame that has begun to come: with 0, and when a frame
 	// needs memory of its own beyond the slabs, with its size, before more of that is taken. An error ends Next.
 	Begun func(own int) error
-	told  bool // of the frame being read
+	// AtOnce is the size up to which a frame that is larger than a slab gets all its memory when its header is here. Beyond
+	// it, and for those who do not trust their peers, 0, that grows with what has arrived.
+	AtOnce int
+	told   bool // of the frame being read
 }
 
 // firstSlab is what a stream begins with: most connections of a large cluster are idle.
@@ -208,7 +211,7 @@ func (r *Reader) take(n, have int) *slab {
 		}
 	}
 	// At most twice what has arrived, so that a header alone cannot make us allocate what it claims.
-	return &slab{buf: make([]byte, min(n, max(2*have, r.size)))}
+	return &slab{buf: make([]byte, min(n, max(2*have, r.size, r.AtOnce)))}
 }
 
 // Own returns f with bytes that are the caller's for good: a copy of a small frame, and for one that fills most

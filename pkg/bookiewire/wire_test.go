@@ -403,6 +403,38 @@ func TestCodesHaveNames(t *testing.T) {
 	}
 }
 
+// noting notes the slabs that a reader reads into.
+type noting struct {
+	from io.Reader
+	r    *Reader
+	into []*slab
+}
+
+func (n *noting) Read(b []byte) (int, error) {
+	if !slices.Contains(n.into, n.r.cur) {
+		n.into = append(n.into, n.r.cur)
+	}
+	return n.from.Read(b)
+}
+
+// A large frame gets its memory once where the reader may trust its header, and step by step beyond that.
+func TestMemoryAtOnce(t *testing.T) {
+	t.Parallel()
+	large := encoded(t, func(e *Encoder) { e.Add(1, testAdd(0, make([]byte, 100_000))) })
+	for _, c := range []struct{ atOnce, slabs int }{{len(large), 2}, {len(large) - 1, 3}, {0, 6}} {
+		n := &noting{from: &drip{b: large, step: 1000}}
+		r := NewReader(n, 8192)
+		n.r, r.AtOnce = r, c.atOnce
+		f, err := r.Next()
+		if err != nil || f.Size() != len(large) {
+			t.Fatal(err)
+		}
+		if len(n.into) != c.slabs {
+			t.Errorf("%d bytes at once: read into %d pieces of memory, want %d", c.atOnce, len(n.into), c.slabs)
+		}
+	}
+}
+
 func BenchmarkEncodeAdd(b *testing.B) {
 	for name, size := range map[string]int{"100B": 100, "1KiB": 1 << 10, "64KiB": 64 << 10} {
 		b.Run(name, func(b *testing.B) {
