@@ -53,6 +53,12 @@ func (g *ackGroup) cumulate(o entry.Offset) {
 	g.ranges.removeUpTo(*g.cumulative)
 }
 
+// changes tells whether one more acknowledgement changes when the next group is due, so that step is to be asked again. If
+// not, the time of that acknowledgement does not matter.
+func (a *acker) changes(waiter chan error) bool {
+	return a.count == 0 || waiter != nil || a.count+1 >= a.max
+}
+
 // add acknowledges one message; waiter, if not nil, is told of the outcome, and makes the group leave at once.
 func (a *acker) add(o entry.Offset, waiter chan error, now time.Time) {
 	if g := &a.pending; !g.contains(o) {

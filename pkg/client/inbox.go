@@ -135,8 +135,8 @@ func unpack(e *brokerv1.DeliveredEntry, topic string, partition int) ([]*Deliver
 	if err != nil {
 		return nil, err
 	}
-	all := make([]Delivery, 0, f.Count)
-	var out []*Delivery
+	all, out := make([]Delivery, 0, f.Count), make([]*Delivery, 0, f.Count)
+	producer := string(f.Producer)
 	index := uint64(0)
 	position := e.GetPosition()
 	for m, err := range f.Messages(payload) {
@@ -153,7 +153,7 @@ func unpack(e *brokerv1.DeliveredEntry, topic string, partition int) ([]*Deliver
 						Batch: position.GetBatch() + int32(i),
 					},
 				},
-				Topic: topic, Producer: string(f.Producer),
+				Topic: topic, Producer: producer,
 				PublishTime: time.UnixMilli(f.PublishTime), BrokerTime: time.UnixMilli(int64(e.GetBrokerTimeMs())),
 				RedeliveryCount: int(e.GetRedeliveryCount()), size: int64(len(m.Value) + 64),
 			})

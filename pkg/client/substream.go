@@ -382,7 +382,10 @@ func (s *subStream) collect(now time.Time) (out []*brokerv1.ConsumeRequest, wake
 		}
 		out = append(out, &brokerv1.ConsumeRequest{Kind: &brokerv1.ConsumeRequest_Ack{Ack: ack}})
 	}
-	byDelay := make(map[time.Duration]*rangeSet)
+	var byDelay map[time.Duration]*rangeSet
+	if len(s.nacks) > 0 {
+		byDelay = make(map[time.Duration]*rangeSet)
+	}
 	for _, n := range s.nacks {
 		if byDelay[n.delay] == nil {
 			byDelay[n.delay] = new(rangeSet)
@@ -518,6 +521,11 @@ func (s *subStream) answered(st *openSub, done *brokerv1.AckDone) {
 func (s *subStream) ack(d *Delivery, waiter chan error, cumulative bool) {
 	s.c.mu.Lock()
 	var err error
+	changes := s.in.acks.changes(waiter)
+	var now time.Time
+	if changes {
+		now = time.Now()
+	}
 	switch {
 	case s.in.reader:
 		err = &Error{Code: CodeInvalid, Op: "acknowledge", Topic: s.topic, Err: errReader}
@@ -534,10 +542,10 @@ func (s *subStream) ack(d *Delivery, waiter chan error, cumulative bool) {
 		err = invalidError("acknowledge", s.topic, "a Shared subscription has no order to acknowledge cumulatively in")
 	case cumulative:
 		s.in.held.removeUpTo(d.ID.Offset)
-		s.in.acks.addCumulative(d.ID.Offset, waiter, time.Now())
+		s.in.acks.addCumulative(d.ID.Offset, waiter, now)
 	default:
 		s.in.held.remove(d.ID.Offset)
-		s.in.acks.add(d.ID.Offset, waiter, time.Now())
+		s.in.acks.add(d.ID.Offset, waiter, now)
 	}
 	s.c.mu.Unlock()
 	if err != nil {
@@ -546,7 +554,9 @@ func (s *subStream) ack(d *Delivery, waiter chan error, cumulative bool) {
 		}
 		return
 	}
-	nudge(s.wake)
+	if changes {
+		nudge(s.wake)
+	}
 	if waiter != nil {
 		nudge(s.drain)
 	}
