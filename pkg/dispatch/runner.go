@@ -67,18 +67,21 @@ var (
 // One mutex guards the core. Events enter under it directly, so that a refusal or a status never waits for
 // storage; reads and sends are done by the runner's goroutine without it. Feeding events through a channel
 // to the goroutine instead would make both wait for a read in flight.
+//
+// The goroutine lives as long as there is something to do, and an event begins it anew. One that waited would keep its stack
+// for each subscription whose consumers wait, which most do most of the time.
 type Runner struct {
 	env    Env
 	ctx    context.Context // ends with the runner
 	cancel context.CancelFunc
 	group  *sched.Group
-	wake   chan struct{}
 
 	mu         sync.Mutex
 	core       Core
 	sinks      map[ConsumerID]Sink
 	lastID     ConsumerID
 	running    bool
+	alarm      alarm
 	closed     bool
 	held       int64 // of the budget
 	forBudget  bool  // waiting for it
@@ -95,7 +98,7 @@ func New(core Core, env Env) *Runner {
 		env.Metrics = NewMetrics(nil)
 	}
 	env.Sched = sched.OrReal(env.Sched)
-	r := &Runner{env: env, core: core, sinks: map[ConsumerID]Sink{}, group: sched.NewGroup(env.Sched), wake: make(chan struct{}, 1)}
+	r := &Runner{env: env, core: core, sinks: map[ConsumerID]Sink{}, group: sched.NewGroup(env.Sched)}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
@@ -108,21 +111,14 @@ func (r *Runner) event(f func(now time.Time)) {
 	r.mu.Unlock()
 }
 
-// changed starts or wakes the goroutine, and stops a read whose answer nobody wants. Under the lock.
+// changed starts the goroutine unless it runs, and stops a read whose answer nobody wants. Under the lock.
 func (r *Runner) changed() {
 	if r.cancelRead != nil && r.core.InFlight() != r.read {
 		r.cancelRead()
 	}
-	if r.closed {
-		return
-	}
-	if !r.running && len(r.sinks) > 0 {
+	if !r.closed && !r.running {
 		r.running = true
 		r.group.Go(r.run)
-	}
-	select {
-	case r.wake <- struct{}{}:
-	default:
 	}
 }
 
@@ -186,7 +182,12 @@ func (r *Runner) Seek(g cursor.Generation, to entry.Offset) {
 
 // Notify says that the topic goes on until end.
 func (r *Runner) Notify(end entry.Offset) {
-	r.event(func(time.Time) { r.core.DataAvailable(end) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.core.DataAvailable(end)
+	if len(r.sinks) > 0 {
+		r.changed()
+	}
 }
 
 // Why tells what the subscription waits for and how it stands.
@@ -206,22 +207,20 @@ func (r *Runner) Why() Status {
 func (r *Runner) Close() {
 	r.mu.Lock()
 	r.closed = true
+	r.alarm.clear()
 	r.cancel()
 	r.mu.Unlock()
 	r.group.Wait()
 }
 
-// run is the goroutine. It ends when there are no consumers, or with the runner.
+// run is the goroutine. It ends when there is nothing to do, or with the runner.
 func (r *Runner) run() {
-	alarm := alarm{s: r.env.Sched}
-	defer alarm.clear()
 	var missing []cursor.Range
 	for {
 		r.mu.Lock()
 		a := r.core.Next(r.env.Sched.Now())
-		if r.closed && a.Kind != ActionRetries || a.Kind == ActionWait && len(r.sinks) == 0 {
-			r.running = false
-			r.release(0)
+		if r.closed && a.Kind != ActionRetries || a.Kind == ActionWait {
+			r.rest(a.Until)
 			r.mu.Unlock()
 			return
 		}
@@ -235,11 +234,6 @@ func (r *Runner) run() {
 		r.mu.Unlock()
 
 		switch a.Kind {
-		case ActionWait:
-			alarm.set(a.Until)
-			if i, _ := r.env.Sched.Wait(r.ctx, sched.Channels{r.wake, alarm.rings}); i == 1 { // an end of ctx is seen above
-				alarm.clear()
-			}
 		case ActionRead:
 			missing = r.fetch(ctx, a.Read, missing[:0])
 		case ActionSend:
@@ -259,34 +253,41 @@ func (r *Runner) run() {
 	}
 }
 
+// rest says that the goroutine ends until something happens, or the time is there that is waited for; zero is none. Under
+// the lock.
+func (r *Runner) rest(until time.Time) {
+	r.running = false
+	if r.closed || len(r.sinks) == 0 {
+		r.alarm.clear()
+		r.release(0)
+		return
+	}
+	r.release(r.core.Buffered())
+	r.alarm.set(r.env.Sched, until, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.alarm.at.Equal(until) {
+			r.alarm.clear()
+		}
+		r.changed()
+	})
+}
+
 // alarm is a timer that stays as it is while what is waited for stays the same.
 type alarm struct {
-	s     sched.Scheduler
-	at    time.Time
-	rings chan struct{} // made with the first
-	stop  func() bool
+	at   time.Time
+	stop func() bool
 }
 
 // set has it ring at a time, and at no other; the zero time is never.
-func (a *alarm) set(at time.Time) {
+func (a *alarm) set(s sched.Scheduler, at time.Time, ring func()) {
 	if at.Equal(a.at) {
 		return
 	}
 	a.clear()
-	if at.IsZero() {
-		return
+	if !at.IsZero() {
+		a.at, a.stop = at, s.AfterFunc(at.Sub(s.Now()), ring)
 	}
-	if a.rings == nil {
-		a.rings = make(chan struct{}, 1)
-	}
-	rings := a.rings
-	a.at = at
-	a.stop = a.s.AfterFunc(at.Sub(a.s.Now()), func() {
-		select {
-		case rings <- struct{}{}:
-		default:
-		}
-	})
 }
 
 // clear makes it silent. It may ring once more all the same.

@@ -18,8 +18,8 @@ import (
 )
 
 // Set is a topic's subscriptions, loaded from the bundle's state log on first use, and its readers, of which
-// nothing is stored. One goroutine tells their dispatch of new data; it exists while there is any consumer. A set is safe for
-// concurrent use.
+// nothing is stored. While there is any consumer, one goroutine tells their dispatch of new data; it exists while there is some to
+// tell of. A set is safe for concurrent use.
 type Set struct {
 	b   *Bundle
 	cfg Config
@@ -38,8 +38,10 @@ type Set struct {
 	below    entry.Offset
 	readers  []*Consumer
 
-	consumers int
-	stopPump  func()
+	consumers   int
+	unsubscribe func() // while there are any
+
+	pump pump
 }
 
 // NewSet returns the subscriptions of a topic that has just been opened. It must be closed or dropped, and then forgotten.
@@ -410,15 +412,7 @@ func (s *Set) attached() error {
 	if s.consumers > 1 {
 		return nil
 	}
-	wake := make(chan struct{}, 1)
-	unsubscribe := s.cfg.Topic.Subscribe(wake)
-	stop := make(chan struct{})
-	s.stopPump = func() { unsubscribe(); close(stop) }
-	if !s.b.env.Go(func() { s.pump(wake, stop) }) {
-		s.consumers--
-		unsubscribe()
-		return s.cfg.Gone()
-	}
+	s.unsubscribe = s.cfg.Topic.Watch(s.more)
 	return nil
 }
 
@@ -427,23 +421,50 @@ func (s *Set) detached() {
 	defer s.mu.Unlock()
 	s.consumers--
 	if s.consumers == 0 {
-		s.stopPump()
+		s.unsubscribe()
 	}
 }
 
-// pump tells every dispatch how far the topic goes. A dispatch that is made meanwhile asks for itself.
-func (s *Set) pump(wake <-chan struct{}, stop <-chan struct{}) {
-	var runners []*dispatch.Runner
+// pump is what is to be told to dispatch.
+type pump struct {
+	mu      sync.Mutex
+	running bool
+	more    bool // since the goroutine has looked
+	runners []*dispatch.Runner
+}
+
+// more says that the topic goes on. It is called by the topic under its lock.
+func (s *Set) more() {
+	s.pump.mu.Lock()
+	start := !s.pump.running
+	s.pump.running, s.pump.more = true, true
+	s.pump.mu.Unlock()
+	if start && !s.b.env.Go(s.tell) {
+		s.pump.mu.Lock()
+		defer s.pump.mu.Unlock()
+		s.pump.running = false // the broker ends, and delivers no more
+	}
+}
+
+// tell says to every dispatch how far the topic goes, until there is nothing new. A dispatch that is made meanwhile asks for
+// itself.
+func (s *Set) tell() {
+	p := &s.pump
 	for {
-		end := s.cfg.Topic.Next()
-		runners = s.runners(runners[:0])
-		for _, r := range runners {
-			r.Notify(end)
-		}
-		clear(runners)
-		if i, _ := s.b.env.Sched.Wait(context.Background(), sched.Channels{wake, stop}); i == 1 {
+		p.mu.Lock()
+		if !p.more {
+			p.running = false
+			p.mu.Unlock()
 			return
 		}
+		p.more = false
+		p.mu.Unlock()
+		end := s.cfg.Topic.Next()
+		p.runners = s.runners(p.runners[:0])
+		for _, r := range p.runners {
+			r.Notify(end)
+		}
+		clear(p.runners)
 	}
 }
 

@@ -481,6 +481,7 @@ func (s *Subscription) attach(stream Stream, kind Type, who dispatch.Consumer) (
 		return nil, err //nolint:wrapcheck // it says who is in the way
 	}
 	s.consumers[c.id] = c
+	s.runner.Notify(t.Next()) // a runner from before has not been told while there was no consumer
 	return c, nil
 }
 

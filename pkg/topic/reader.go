@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-mq/penstock/pkg/chain"
@@ -156,20 +157,32 @@ func (r *Reader) wait(ctx context.Context) error {
 // Subscribe has a token put into ch, unless it is full, whenever more is visible, and when the topic is lost. What is
 // visible then is to be asked for: tokens may stand for nothing new. ch needs room for one; cancel ends it.
 func (t *Topic) Subscribe(ch chan<- struct{}) (cancel func()) {
+	return t.Watch(func() {
+		select {
+		case ch <- struct{}{}:
+		default: // it has one to see yet
+		}
+	})
+}
+
+// watcher is somebody to be told.
+type watcher struct{ tell func() }
+
+// Watch is Subscribe for whoever has no goroutine that waits: tell is called instead, under the topic's lock. It must not block,
+// nor call the topic.
+func (t *Topic) Watch(tell func()) (cancel func()) {
+	w := &watcher{tell: tell}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.subscribers = append(t.subscribers, ch)
+	t.watchers = append(t.watchers, w)
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		for i, s := range t.subscribers {
-			if s == ch {
-				last := len(t.subscribers) - 1
-				t.subscribers[i] = t.subscribers[last]
-				t.subscribers[last] = nil
-				t.subscribers = t.subscribers[:last]
-				return
-			}
+		if i := slices.Index(t.watchers, w); i >= 0 {
+			last := len(t.watchers) - 1
+			t.watchers[i] = t.watchers[last]
+			t.watchers[last] = nil
+			t.watchers = t.watchers[:last]
 		}
 	}
 }

@@ -39,7 +39,7 @@ type Topic struct {
 	outstanding int          // batches in the chain and not done
 	failing     error        // batches fail; until the last of them is done
 	err         error        // why the topic is of no more use
-	subscribers []chan<- struct{}
+	watchers    []*watcher
 	appended    int64 // bytes since it was opened
 
 	producers map[string]*Producer // the open ones, by name
@@ -242,11 +242,8 @@ func (t *Topic) onConfirmed(entries []chain.ConfirmedEntry) {
 			p.recycle()
 		}
 	}
-	for _, s := range t.subscribers {
-		select {
-		case s <- struct{}{}:
-		default: // it has one to see yet
-		}
+	for _, w := range t.watchers {
+		w.tell()
 	}
 	t.mu.Unlock()
 	for _, l := range late {
@@ -338,11 +335,8 @@ func (t *Topic) onLost(err error) {
 			}
 		}
 	}
-	for _, s := range t.subscribers {
-		select {
-		case s <- struct{}{}:
-		default:
-		}
+	for _, w := range t.watchers {
+		w.tell()
 	}
 	t.mu.Unlock()
 	for _, l := range late {
