@@ -113,7 +113,9 @@ func (u *bundle) keepState() {
 			u.state = log
 			close(u.stateReady)
 			u.b.metrics.takeovers.Inc()
-			u.b.metrics.takeoverSeconds.Observe(time.Since(u.taken).Seconds())
+			took := time.Since(u.taken)
+			u.b.metrics.takeoverSeconds.Observe(took.Seconds())
+			u.b.log.Info("state log of bundle is open", "bundle", u.guard.Bundle, "epoch", u.guard.Epoch, "took", took)
 			break
 		}
 		switch {

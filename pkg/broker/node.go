@@ -108,7 +108,7 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 		return nil, err
 	}
 	n.serveHTTP()
-	n.log.Info("broker starts, and waits for etcd if that is away", "id", self.ID, "url", self.URL, "http", self.HTTP)
+	n.log.Info("broker starts, and waits for etcd if that is away", "broker", self.ID, "url", self.URL, "http", self.HTTP)
 	cluster, err := env.Meta.EnsureCluster(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("join cluster: %w", err)
@@ -140,7 +140,7 @@ func StartNode(ctx context.Context, cfg NodeConfig, env NodeEnv) (_ *Node, err e
 	if err := n.announced(ctx); err != nil {
 		return nil, err
 	}
-	n.log.Info("broker is up", "id", self.ID, "url", self.URL, "http", self.HTTP)
+	n.log.Info("broker is up", "broker", self.ID, "url", self.URL, "http", self.HTTP)
 	return n, nil
 }
 

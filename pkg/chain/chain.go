@@ -518,7 +518,7 @@ func (c *Chain) tell(batch []Action, shown []ConfirmedEntry) []ConfirmedEntry {
 			flush()
 			if !errors.Is(a.Err, ErrClosed) {
 				c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.lost }, 1)
-				c.env.Log.Warn("chain lost", "chain", string(c.id), "epoch", uint64(c.guard.Epoch), "cause", a.Err)
+				c.env.Log.Warn("chain lost", "bundle", c.guard.Bundle, "epoch", uint64(c.guard.Epoch), "chain", string(c.id), "error", a.Err)
 			}
 			if c.cfg.OnLost != nil {
 				c.cfg.OnLost(a.Err)

@@ -82,7 +82,7 @@ func (c *Chain) recover(ctx context.Context, run meta.Run) (opened *meta.Ledger,
 			}
 			// Without enough bookies for the next ledger, what is stored can still be served; of a topic that is being deleted
 			// the ledger is closed all the same.
-			c.env.Log.Info("recovered without opening the next ledger", "chain", string(c.id), "cause", err)
+			c.env.Log.Info("recovered without opening the next ledger", "bundle", c.guard.Bundle, "epoch", uint64(c.guard.Epoch), "chain", string(c.id), "error", err)
 		}
 		rec, closed, err := c.env.Meta.CloseLedger(ctx, c.guard, c.rec, closing)
 		if err != nil {
@@ -351,7 +351,7 @@ func (c *Chain) prepare(delay bool, fruitless int) {
 			if c.ctx.Err() != nil {
 				return
 			}
-			c.env.Log.Debug("roll waits", "chain", string(c.id), "cause", err)
+			c.env.Log.Debug("roll waits", "bundle", c.guard.Bundle, "epoch", uint64(c.guard.Epoch), "chain", string(c.id), "error", err)
 			continue
 		}
 		c.mu.Lock()
@@ -416,13 +416,15 @@ func (c *Chain) closeCurrent(cur *current, withNext, delay bool) {
 	case err == nil:
 		if opened.ID != 0 {
 			c.env.Metrics.add(func(m *Metrics) prometheus.Counter { return m.rolled }, 1)
+			c.env.Log.Debug("ledger is rolled", "bundle", c.guard.Bundle, "epoch", uint64(c.guard.Epoch), "chain", string(c.id),
+				"ledger", closed.ID, "last", closed.Last, "next", opened.ID)
 		}
 		c.opened, c.prepared = &opened, nil
 		c.carryOut(c.core.Step(Event{Kind: EventLedgerClosed, Entry: closed.Last, Ledger: opened.ID, Now: c.env.Now()}))
 	case cur.w.Err() != nil:
 		c.carryOut(c.core.Step(Event{Kind: EventWithdrawn, Err: c.lostBecause(err)}))
 	default:
-		c.env.Log.Info("ledger not closed, goes on", "chain", string(c.id), "cause", err)
+		c.env.Log.Info("ledger not closed, goes on", "bundle", c.guard.Bundle, "epoch", uint64(c.guard.Epoch), "chain", string(c.id), "ledger", closed.ID, "error", err)
 		c.carryOut(c.core.Step(Event{Kind: EventCloseFailed}))
 	}
 	c.deliver()

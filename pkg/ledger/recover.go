@@ -70,6 +70,10 @@ func Recover(ctx context.Context, env Env, id entry.LedgerID, opts RecoverOption
 	if err != nil {
 		return meta.Ledger{}, r.stats, fmt.Errorf("recover ledger %d: %w", id, err)
 	}
+	if env.Log != nil {
+		env.Log.Info("ledger is recovered", "ledger", l.ID, "term", l.Term, "last", l.Last, "rewritten_bytes", r.stats.BytesRewritten,
+			"adopted", r.stats.Adopted, "took", env.Sched.Now().Sub(start))
+	}
 	return l, r.stats, nil
 }
 

@@ -489,7 +489,7 @@ func (w *Writer) announce() {
 		w.env.Metrics.withdrawals.Inc()
 	}
 	if w.env.Log != nil && !errors.Is(err, ErrShutdown) {
-		w.env.Log.Warn("ledger writer withdrew", "ledger", c.Ledger().ID, "lac", c.LAC(), "reason", err)
+		w.env.Log.Warn("ledger writer withdrew", "ledger", c.Ledger().ID, "lac", c.LAC(), "error", err)
 	}
 	close(w.broken)
 }

@@ -116,7 +116,7 @@ func (w *Writer) changeEnsemble(change Change) {
 		w.env.Metrics.ensembleChanges.Inc()
 	}
 	if w.env.Log != nil {
-		w.env.Log.Info("ensemble change", "ledger", change.Ledger.ID,
+		w.env.Log.Info("ensemble change", "ledger", change.Ledger.ID, "term", change.Ledger.Term,
 			"first", change.Fragments[len(change.Fragments)-1].First, "applied", result == Applied, "error", err)
 	}
 	w.post(event{kind: evCall, call: func(c *WriterCore) { c.ChangeDone(result, l, err) }})

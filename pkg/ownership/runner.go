@@ -406,7 +406,7 @@ func (r *Runner) register(ctx context.Context) (*lease.Grant, error) {
 				if !told {
 					told = true
 					r.cfg.Log.Warn("this broker's id is registered by a process that does not answer: waiting for its lease to end",
-						"id", r.cfg.Self.ID, "addr", taken.Info.Peer)
+						"broker", r.cfg.Self.ID, "addr", taken.Info.Peer)
 				}
 			}
 		case !errors.Is(err, meta.ErrLease):

@@ -46,7 +46,7 @@ func (l *Log) maybeRewrite() {
 		if err != nil && l.ctx.Err() == nil {
 			// Tried again after a pause: nothing is lost by a log that is too long for a while.
 			l.notBefore = l.env.Now().Add(rewritePause)
-			l.env.Log.Warn("state log not shortened", "chain", string(l.c.ID()), "cause", err)
+			l.env.Log.Warn("state log not shortened", "chain", string(l.c.ID()), "error", err)
 		}
 	})
 }

@@ -94,7 +94,7 @@ func (l *Log) applyEntry(s *state, e chain.Entry) error {
 	})
 	if err != nil && s.doubt == nil {
 		s.doubt = &DamagedError{Position: e.Position, Err: err}
-		l.env.Log.Error("state log is damaged", "chain", string(l.c.ID()), "position", e.Position.String(), "cause", err)
+		l.env.Log.Error("state log is damaged", "chain", string(l.c.ID()), "position", e.Position.String(), "error", err)
 	}
 	return nil
 }
@@ -126,7 +126,7 @@ func (l *Log) replay(ctx context.Context, s *state) error {
 					return missing.err
 				}
 				l.env.Log.Error("an entry of the state log cannot be read; the owners of what it holds are refused",
-					"chain", string(l.c.ID()), "position", missing.at.String(), "owners", len(before), "cause", missing.err)
+					"chain", string(l.c.ID()), "position", missing.at.String(), "owners", len(before), "error", missing.err)
 				for _, h := range before {
 					s.gaps[h] = *missing
 				}

@@ -177,7 +177,7 @@ func (t *Topic) Close(ctx context.Context) error {
 	if t.snapshotWorthwhile() {
 		if err := t.Snapshot(ctx); err != nil {
 			// The next owner reads more entries instead.
-			t.env.Log.Info("topic closes without a snapshot", "chain", string(t.c.ID()), "cause", err)
+			t.env.Log.Info("topic closes without a snapshot", "chain", string(t.c.ID()), "error", err)
 		}
 	}
 	err := t.c.Close(ctx)
