@@ -1,7 +1,7 @@
 package measure_test
 
 import (
-	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,7 +30,7 @@ func TestNamesAreBounded(t *testing.T) {
 	t.Parallel()
 	var n measure.Names
 	for i := range measure.MaxNames {
-		if name := fmt.Sprint(i); n.Label(name) != name {
+		if name := strconv.Itoa(i); n.Label(name) != name {
 			t.Fatalf("name %s of %d is not its own", name, measure.MaxNames)
 		}
 	}

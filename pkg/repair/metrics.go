@@ -48,7 +48,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		copiedBytes:   counter("copied_bytes_total", "Bytes of copies made."),
 		stepsFailed:   counter("failures_total", "Steps of repairs that failed; they are taken again."),
 		mended:        counter("ledgers_mended_total", "Ledgers that are as they should be again."),
-		jobSeconds: prometheus.NewHistogram(measure.Histogram("penstock_repair_job_seconds", "How long a worker was at one ledger.", measure.Duration)),
+		jobSeconds:    prometheus.NewHistogram(measure.Histogram("penstock_repair_job_seconds", "How long a worker was at one ledger.", measure.Duration)),
 	}
 	m.forget()
 	if reg != nil {

@@ -143,7 +143,7 @@ func (a *app) top(ctx context.Context, f topFlags, format string) error {
 			case err == nil:
 				now, trouble = next, ""
 			case ctx.Err() != nil:
-				return nil //nolint:nilerr // it was stopped
+				return nil // it was stopped
 			default:
 				trouble = lineBreaks.ReplaceAllString(err.Error(), " ")
 			}

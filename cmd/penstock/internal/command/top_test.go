@@ -46,7 +46,7 @@ func TestTopFrame(t *testing.T) {
 	}
 	const golden = "testdata/top.txt"
 	if *rewrite {
-		if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil { //nolint:gosec // a golden file
+		if err := os.WriteFile(golden, out.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
