@@ -374,7 +374,7 @@ var plants = []plant{
 	},
 	{
 		"a disk without its log is let in", "pkg/bookie",
-		"		case !holds:", "		case false:",
+		"		case !holds:", "		case !holds && err != nil:",
 	},
 	{
 		"a reader's LAC falls", "pkg/ledger",
