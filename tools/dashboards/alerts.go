@@ -64,9 +64,16 @@ func alerts() []alert {
 		},
 		{
 			name: "PenstockRepairStuck", wait: "10m", severity: warning,
-			expr:    `max by (job) (sum by (job, cause) (penstock_repair_ledgers{$of,state="stuck"})) > 0`,
+			expr:    `max by (job) (sum by (job, cause) (penstock_repair_ledgers{$of,state="stuck",cause!="decommission"})) > 0`,
 			summary: "Repair cannot go on with {{ $value }} ledgers",
 			detail:  "Each says what it lacks: mostly bookies, or zones.",
+		},
+		{
+			name: "PenstockDrainStalled", wait: "15m", severity: warning,
+			expr: `sum by (job) (penstock_repair_ledgers{$of,cause="decommission",state="stuck"}) > 0` +
+				` or (sum by (job) (penstock_repair_ledgers{$of,cause="decommission"}) > 0 unless sum by (job) (increase(penstock_repair_copied_entries_total{$of}[30m])) > 0)`,
+			summary: "{{ $value }} ledgers do not leave a bookie that is to be emptied",
+			detail:  "They cannot be copied, or nothing has been for half an hour. The bookie serves them meanwhile.",
 		},
 		{
 			name: "PenstockBundleUnowned", wait: "1m", severity: critical,
@@ -114,9 +121,10 @@ func alerts() []alert {
 		},
 		{
 			name: "PenstockBookieReadErrors", wait: "0s", severity: critical,
-			expr:    "sum by (job, instance, bookie) (increase(penstock_ledgerstore_read_errors_total{$of}[15m])) > 0",
+			expr: "sum by (job, instance, bookie) (increase(penstock_ledgerstore_read_errors_total{$of}[15m]))" +
+				" + sum by (job, instance, bookie) (increase(penstock_ledgerstore_damaged_entries_total{$of}[15m])) > 0",
 			summary: "{{ $labels.instance }} cannot read its disk",
-			detail:  "The disk fails or rots; other copies serve meanwhile.",
+			detail:  "The disk fails or rots; other copies serve meanwhile, and repair makes new ones.",
 		},
 		{
 			name: "PenstockMetadataDoubtful", wait: "10m", severity: critical,

@@ -54,10 +54,10 @@ const (
 	graphsPerRow = 3
 	graphHeight  = 8
 	numberHeight = 4
-	schema       = "DS_PROMETHEUS" // the variable that holds the data source
+	sourceName   = "datasource" // the variable that holds the data source
 )
 
-var source = common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${" + schema + "}")}
+var source = common.DataSourceRef{Type: cog.ToPtr("prometheus"), Uid: cog.ToPtr("${" + sourceName + "}")}
 
 // of are the matchers that the board's variables make.
 func (b *board) of() string {
@@ -83,7 +83,7 @@ func (b *board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // s
 							Tooltip(dashboard.DashboardCursorSyncCrosshair).
 							Link(dashboard.NewDashboardLinkBuilder("Penstock").Type(dashboard.DashboardLinkTypeDashboards).
 								Tags([]string{"penstock"}).AsDropdown(true).KeepTime(true).IncludeVars(true)).
-							WithVariable(dashboard.NewDatasourceVariableBuilder(schema).Label("Prometheus").Type("prometheus")).
+							WithVariable(dashboard.NewDatasourceVariableBuilder(sourceName).Label("Prometheus").Type("prometheus")).
 							WithVariable(variable("job", "Cluster", "label_values(penstock_build_info, job)"))
 	if b.instances != "" {
 		d.WithVariable(many(variable("instance", "Process", `label_values(`+b.instances+`{job="$job"}, instance)`)))
@@ -91,8 +91,10 @@ func (b *board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // s
 	if b.topics {
 		d.WithVariable(many(variable("topic", "Topic", `label_values(penstock_topic_stored_bytes{job="$job"}, topic)`)))
 	}
+	id := uint32(0) // links to single panels go by it
 	for _, r := range b.rows {
-		d.WithRow(dashboard.NewRowBuilder(r.title))
+		id++
+		d.WithRow(dashboard.NewRowBuilder(r.title).Id(id))
 		numbers := 0
 		for _, p := range r.panels {
 			if p.kind == number {
@@ -100,7 +102,8 @@ func (b *board) build() (dashboard.Dashboard, error) { //nolint:staticcheck // s
 			}
 		}
 		for _, p := range r.panels {
-			d.WithPanel(b.panel(&p, numbers))
+			id++
+			d.WithPanel(b.panel(&p, id, numbers))
 		}
 	}
 	return d.Build()
@@ -121,7 +124,7 @@ func many(v *dashboard.QueryVariableBuilder) *dashboard.QueryVariableBuilder {
 }
 
 // panel lays numbers out in one line, and graphs three a line.
-func (b *board) panel(p *panel, numbers int) cog.Builder[dashboard.Panel] {
+func (b *board) panel(p *panel, id uint32, numbers int) cog.Builder[dashboard.Panel] {
 	var targets []cog.Builder[prometheusQuery]
 	for i, l := range p.lines {
 		q := prometheus.NewDataqueryBuilder().
@@ -139,7 +142,7 @@ func (b *board) panel(p *panel, numbers int) cog.Builder[dashboard.Panel] {
 	}
 	switch p.kind {
 	case number:
-		out := stat.NewPanelBuilder().Title(p.title).Description(p.about).Unit(p.unit).Datasource(source).Targets(targets).
+		out := stat.NewPanelBuilder().Id(id).Title(p.title).Description(p.about).Unit(p.unit).Datasource(source).Targets(targets).
 			Height(numberHeight).Span(uint32(rowWidth / numbers)).GraphMode(common.BigValueGraphModeArea).
 			ReduceOptions(common.NewReduceDataOptionsBuilder().Calcs([]string{"lastNotNull"}))
 		steps := []dashboard.Threshold{{Color: "text"}}
@@ -149,11 +152,11 @@ func (b *board) panel(p *panel, numbers int) cog.Builder[dashboard.Panel] {
 		return out.ColorScheme(dashboard.NewFieldColorBuilder().Mode(dashboard.FieldColorModeIdThresholds)).
 			Thresholds(dashboard.NewThresholdsConfigBuilder().Mode(dashboard.ThresholdsModeAbsolute).Steps(steps))
 	case list:
-		return table.NewPanelBuilder().Title(p.title).Description(p.about).Unit(p.unit).Datasource(source).Targets(targets).
+		return table.NewPanelBuilder().Id(id).Title(p.title).Description(p.about).Unit(p.unit).Datasource(source).Targets(targets).
 			Height(graphHeight).Span(rowWidth / graphsPerRow)
 	case graph:
 	}
-	out := timeseries.NewPanelBuilder().Title(p.title).Description(p.about).Unit(p.unit).Datasource(source).Targets(targets).
+	out := timeseries.NewPanelBuilder().Id(id).Title(p.title).Description(p.about).Unit(p.unit).Datasource(source).Targets(targets).
 		Height(graphHeight).Span(rowWidth / graphsPerRow).Min(0).FillOpacity(10).ShowPoints(common.VisibilityModeNever).
 		Legend(common.NewVizLegendOptionsBuilder().DisplayMode(common.LegendDisplayModeList).Placement(common.LegendPlacementBottom).ShowLegend(true)).
 		Tooltip(common.NewVizTooltipOptionsBuilder().Mode(common.TooltipDisplayModeMulti).Sort(common.SortOrderDescending))

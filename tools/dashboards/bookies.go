@@ -15,6 +15,7 @@ func bookies() board {
 				{title: "Syncs", about: "A second.", unit: "ops", lines: each(rate, "penstock_ledgerstore_sync_seconds_count")},
 				{title: "Synced together", about: "Mean number of records that share one sync.", unit: "short", lines: each(mean, "penstock_ledgerstore_group_records")},
 				{title: "Reads that failed", about: "Disk errors and wrong checksums. docs/runbooks/PenstockBookieReadErrors.md", unit: "ops", lines: each(rate, "penstock_ledgerstore_read_errors_total")},
+				{title: "Damage found", about: "Entries a second that scrubs found unreadable; repair makes new copies of them.", unit: "ops", lines: each(rate, "penstock_ledgerstore_damaged_entries_total")},
 			}},
 			{"Requests", []panel{
 				{title: "Adds", about: "Answered a second, by code.", unit: "ops", stacked: true, lines: []line{{rate("penstock_bookie_adds_total", "code"), "{{code}}"}}},

@@ -40,6 +40,13 @@ func recovery() board {
 					{sum("penstock_repair_bookies_absent", ""), "absent"}, {sum("penstock_repair_auditor", ""), "auditors"},
 				}},
 			}},
+			{"Operations", []panel{
+				{title: "Ledgers to leave a bookie", about: "Of bookies that are being decommissioned, of those that have a record of repair. penstock op watch shows each operation. docs/runbooks/PenstockDrainStalled.md", unit: "short", stacked: true, lines: []line{
+					{`sum by (state) (penstock_repair_ledgers{$of,cause="decommission"})`, "{{state}}"},
+				}},
+				{title: "Bookies by state", about: "As brokers see them: draining ones get nothing new.", unit: "short", lines: []line{{largest("penstock_broker_bookies", "state"), "{{state}}"}}},
+				{title: "Ledgers stored", about: "By bookie: one that is emptied goes down to none.", unit: "short", lines: []line{{sum("penstock_ledgerstore_ledgers", "instance, bookie"), "{{instance}} {{bookie}}"}}},
+			}},
 			{"Metadata", []panel{
 				{title: "Transactions", about: "Of etcd a second, by outcome.", unit: "ops", lines: []line{{rate("penstock_meta_transactions_total", "outcome"), "{{outcome}}"}}},
 				{title: "Time of a transaction", about: "Retries included.", unit: "s", lines: quantiles("penstock_meta_transaction_seconds")},
