@@ -331,6 +331,22 @@ func TestJobGoesOnFromFailures(t *testing.T) {
 	}
 }
 
+// Who may have lost entries is not believed again as long as it lacks some.
+func TestJobKeepsLimboWhileEntriesLack(t *testing.T) {
+	t.Parallel()
+	s := newSite(3, closedLedger(9, meta.Fragment{Slots: slots(1, 2, 3)}))
+	s.held[uuid(2)], s.limbo[uuid(2)] = map[entry.EntryID]bool{0: true}, true
+	job := repair.NewJob(meta.CauseMissing, false, 1)
+	p := job.Next(s.survey())
+	if p.Kind != repair.StepFill {
+		t.Fatalf("got %+v", p)
+	}
+	job.Failed(p, "its disk is full", true)
+	if p := job.Next(s.survey()); p.Kind != repair.StepStuck {
+		t.Fatalf("got %+v", p)
+	}
+}
+
 // Whatever a job finds, it ends; it never goes about the open fragment; and what it leaves undone it can name.
 func TestJobEndsWhateverItFinds(t *testing.T) {
 	t.Parallel()
