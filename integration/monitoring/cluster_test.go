@@ -165,9 +165,29 @@ func (w *watched) data() {
 		slices.Sort(out)
 		return strings.Join(out, "\n")
 	})
+	w.show("Penstock / Overview")
 	if n := w.s.rules(w.ctx, w.T); n != len(rules(w.T)) {
 		w.Errorf("prometheus has %d rules, and the file %d", n, len(rules(w.T)))
 	}
+}
+
+// show logs the newest data of a dashboard's queries.
+func (w *watched) show(title string) {
+	w.Helper()
+	var out strings.Builder
+	for _, q := range panels(w.T) {
+		if !strings.HasPrefix(q.where, title+": ") {
+			continue
+		}
+		all, err := w.s.since(w.ctx, q.expr)
+		check(w.T, err)
+		fmt.Fprintf(&out, "\n%s\n  %s\n", strings.TrimPrefix(q.where, title+": "), q.expr)
+		for _, one := range all {
+			newest := one.Values[len(one.Values)-1]
+			fmt.Fprintf(&out, "    %v %v\n", newest[1], one.Metric)
+		}
+	}
+	w.Logf("%s:%s", title, out.String())
 }
 
 // named adds what a query selects.
