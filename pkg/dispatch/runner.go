@@ -234,6 +234,7 @@ func (r *Runner) run() {
 		r.mu.Unlock()
 
 		switch a.Kind {
+		case ActionWait: // is seen above
 		case ActionRead:
 			missing = r.fetch(ctx, a.Read, missing[:0])
 		case ActionSend:

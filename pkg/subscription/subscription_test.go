@@ -51,6 +51,26 @@ func TestAcknowledgementsOutliveAClosing(t *testing.T) {
 	}
 }
 
+// A consumer that comes back is delivered what was published while there was none.
+func TestAConsumerComesBack(t *testing.T) {
+	t.Parallel()
+	s := serve(t, chaintest.New(t, etcd.Client(), 3))
+	s.publish(1)
+	sub := s.ensure("s")
+	for n := range 3 {
+		came := newStream()
+		c, err := sub.Attach(came, subscription.Exclusive, dispatch.Consumer{})
+		check(t, err)
+		c.Permits(10)
+		if got := came.await(t, 1); !slices.Equal(got, []entry.Offset{entry.Offset(n)}) {
+			t.Fatalf("consumer %d was delivered %v", n, got)
+		}
+		ack(t, c, entry.Offset(n))
+		c.Close()
+		s.publish(1)
+	}
+}
+
 // Delivery skips what is acknowledged, goes on with what is published later, and follows a seek.
 func TestDelivery(t *testing.T) {
 	t.Parallel()
