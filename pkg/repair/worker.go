@@ -72,7 +72,8 @@ func (w *worker) round(ctx context.Context) error {
 }
 
 // due lists what may be taken up, the most urgent first: what cannot be read, then what is nearest to that, then what is to be
-// emptied, each the oldest first. Workers that look at the same time begin at different places.
+// emptied; of each what has failed least often, so that what is stuck does not hold up the rest. Workers that look at the same time
+// begin at different places.
 func (w *worker) due(page meta.RepairList) []meta.Repair {
 	now := w.sched.Now()
 	w.mu.Lock()
@@ -99,7 +100,9 @@ func (w *worker) due(page meta.RepairList) []meta.Repair {
 		}
 		return 3
 	}
-	slices.SortStableFunc(all, func(a, b meta.Repair) int { return cmp.Compare(urgency(a), urgency(b)) })
+	slices.SortStableFunc(all, func(a, b meta.Repair) int {
+		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), cmp.Compare(a.Failures, b.Failures))
+	})
 	return all
 }
 
