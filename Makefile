@@ -85,6 +85,7 @@ test-powercut: build ## hundreds of power cuts on ext4 and XFS, into docs/result
 .PHONY: test-faults
 test-faults: build ## every fault against every workload, CELL a cell, into docs/results; needs root, strace, an hour
 	nice go test -count=1 -timeout 4h ./integration/faults -run Matrix -full -for $(or $(CELL),60s) -results $(CURDIR)/docs/results/faults.md
+	go test -count=1 -timeout 2h ./integration -run 'TestDecommissionUnderFaults$$' -decommissions $(or $(DECOMMISSIONS),20)
 
 .PHONY: check
 check: tools ## linters, buf lint, generated code and go.mod up to date

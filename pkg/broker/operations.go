@@ -31,8 +31,9 @@ const (
 // operator runs the operations of the cluster while this broker has the role. All it knows is in metadata: it may end at any
 // time, and another one goes on.
 type operator struct {
-	b     *Broker
-	cores map[string]*running
+	b       *Broker
+	cores   map[string]*running
+	publish latencyWindow
 }
 
 // running is an operation under way.
@@ -44,7 +45,7 @@ type running struct {
 
 // runOperations runs operations until ctx ends.
 func (b *Broker) runOperations(ctx context.Context) {
-	o := &operator{b: b, cores: map[string]*running{}}
+	o := &operator{b: b, cores: map[string]*running{}, publish: latencyWindow{of: b.metrics.publishSeconds}}
 	for {
 		changed := b.deps.Cache.Changed(meta.KindOperations)
 		pause := operationsIdle
@@ -92,12 +93,13 @@ func (o *operator) look(ctx context.Context) {
 	if mine, err := o.b.deps.Meta.ClaimRole(ctx, operationsRole, o.b.cfg.Self.ID, o.b.deps.Session.ID()); err != nil || !mine {
 		return // meta logs that etcd is away, and the session that its lease is
 	}
+	p99 := o.publish.p99(time.Now())
 	all := o.b.deps.Cache.Operations()
 	over := 0
 	for i := len(all) - 1; i >= 0; i-- {
 		op := all[i]
 		if !op.Over() {
-			o.run(ctx, op.ID)
+			o.run(ctx, op.ID, p99)
 			continue
 		}
 		delete(o.cores, op.ID)
@@ -108,14 +110,14 @@ func (o *operator) look(ctx context.Context) {
 }
 
 // run takes one operation a step further. What fails is tried again.
-func (o *operator) run(ctx context.Context, id string) {
+func (o *operator) run(ctx context.Context, id string, p99 time.Duration) {
 	r := o.cores[id]
 	if r == nil {
 		r = &running{settled: map[entry.LedgerID]operation.Left{}}
 		o.cores[id] = r
 	}
 	failure := ""
-	if err := o.step(ctx, id, r); err != nil && ctx.Err() == nil {
+	if err := o.step(ctx, id, r, p99); err != nil && ctx.Err() == nil {
 		failure = err.Error()
 	}
 	if failure != r.failure && failure != "" {
@@ -124,7 +126,7 @@ func (o *operator) run(ctx context.Context, id string) {
 	r.failure = failure
 }
 
-func (o *operator) step(ctx context.Context, id string, r *running) error {
+func (o *operator) step(ctx context.Context, id string, r *running, p99 time.Duration) error {
 	m := o.b.deps.Meta
 	op, err := m.GetOperation(ctx, id)
 	if err != nil || op.Over() {
@@ -140,6 +142,7 @@ func (o *operator) step(ctx context.Context, id string, r *running) error {
 		return err //nolint:wrapcheck // it says what of
 	}
 	survey, err := o.survey(ctx, op, r)
+	survey.P99 = p99
 	if err != nil {
 		return err
 	}
