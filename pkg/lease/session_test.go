@@ -81,6 +81,9 @@ func TestDeadlineIsLocalLossIsNot(t *testing.T) {
 		if g.Context().Err() != nil || s.ID() != g.ID {
 			t.Fatal("the lease was given up though etcd never said so")
 		}
+		if n := s.Losses(); n != 0 {
+			t.Fatalf("%d leases are counted as lost, want 0", n)
+		}
 		e.answer(nil, 0)
 		time.Sleep(time.Second)
 		if !s.Alive() || s.ID() != g.ID {
@@ -91,6 +94,9 @@ func TestDeadlineIsLocalLossIsNot(t *testing.T) {
 		next, err := s.Wait(t.Context())
 		if err != nil || next.ID == g.ID {
 			t.Fatalf("after the loss: %+v, %v", next, err)
+		}
+		if n := s.Losses(); n == 0 {
+			t.Fatal("a lease was lost, and not counted")
 		}
 		e.answer(nil, 0)
 		if err := s.Close(t.Context()); err != nil || e.revoked != s.grant().ID {

@@ -367,3 +367,22 @@ func TestABundleThatIsGivenUpAgainAndAgainIsTakenEverMoreSeldom(t *testing.T) {
 	giveUp(100 * time.Millisecond)
 	giveUp(200 * time.Millisecond)
 }
+
+func TestBundlesThatNobodyOwnsAreCounted(t *testing.T) {
+	t.Parallel()
+	c := ownership.NewCore("self", 0) // not registered: it may not take any itself
+	count := func(want int, why string) {
+		t.Helper()
+		if got := c.Missing(); got != want {
+			t.Errorf("%d bundles are missing, want %d: %s", got, want, why)
+		}
+	}
+	step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "other", Epoch: 1, Rev: 1})
+	count(0, "it has an owner")
+	step(c, ownership.OwnerGone{Bundle: bundle, Rev: 2})
+	count(1, "its owner is gone")
+	step(c, ownership.Wanted{Bundle: "public/default/1"})
+	count(2, "another one is wanted that never had an owner")
+	step(c, ownership.OwnerSeen{Bundle: bundle, Owner: "third", Epoch: 2, Rev: 3})
+	count(1, "somebody took it")
+}
