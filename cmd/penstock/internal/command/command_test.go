@@ -371,7 +371,7 @@ func TestConsumingIsStopped(t *testing.T) {
 }
 
 // volatile is what differs from run to run.
-var volatile = regexp.MustCompile(`(127\.0\.0\.1:\d+)|([0-9a-f]{8}-[0-9a-f-]{27})|("(free|total)Bytes": \d+)|("started": "[^"]*")|("sync": "[^"]*")|("lagSeconds": [0-9.e-]+)|("(ledger|bundles)": \d+)|("id": \d+)|("ledgers": \d+)`)
+var volatile = regexp.MustCompile(`(127\.0\.0\.1:\d+)|([0-9a-f]{8}-[0-9a-f-]{27})|("(free|total)Bytes": \d+)|("started": "[^"]*")|("sync": "[^"]*")|("lagSeconds": [0-9.e-]+)|("(ledger|bundles)": \d+)|("id": \d+)|("ledgers": \d+)|("(openLedgers|entryBytes)": \d+)`)
 
 // JSON is an interface too: fields are only added.
 func TestJSONIsGolden(t *testing.T) {
@@ -406,6 +406,7 @@ func TestJSONIsGolden(t *testing.T) {
 		"tenant-list":           {"tenant", "list"},
 		"broker-list":           {"broker", "list"},
 		"bookie-list":           {"bookie", "list"},
+		"bookie-describe":       {"bookie", "describe", "bookie-0"},
 		"ledger-list":           {"ledger", "list", "--topic", "orders"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -186,3 +186,28 @@ func TestLedgersAreVerified(t *testing.T) {
 		t.Errorf("of one that does not exist: exit %d: %s", r.code, r.err)
 	}
 }
+
+// A bookie that is dead for good is recovered: what it had is made anew from others, and it is retired.
+func TestADeadBookieIsRecovered(t *testing.T) {
+	t.Parallel()
+	cluster := brokertest.Start(t, brokertest.WithBookies(4))
+	url := "--url=" + cluster.URL()
+	mustRun(t, strings.Repeat("hello\n", 50), "produce", "orders", "-q", url)
+	mustRun(t, "", "topic", "unload", "orders", url) // its ledger is closed
+	victim := 0
+	ids := strings.Fields(mustRun(t, "", "bookie", "list", "-o", "name", url))
+	for i, id := range ids {
+		if item[bookieDetail](t, mustRun(t, "", "bookie", "describe", id, "-o", "json", url)).EntryBytes > 0 {
+			victim = i
+		}
+	}
+	cluster.StopBookie(victim)
+	until(t, "it is known to be down", func(out string) bool { return strings.Contains(out, "OFFLINE") }, "bookie", "describe", ids[victim], url)
+	r := run(t, "", "bookie", "recover", ids[victim], "--yes", "-o", "json", url)
+	if op := item[operationDetail](t, r.out); r.code != exitOK || op.Kind != "recover" || op.State != "DONE" {
+		t.Fatalf("exit %d: %s%s", r.code, r.out, r.err)
+	}
+	if out := mustRun(t, "", "ledger", "verify", "--topic", "orders", url); !strings.Contains(out, "CLOSED") {
+		t.Errorf("verified: %s", out)
+	}
+}
