@@ -55,7 +55,7 @@ func newCluster(tb testing.TB, bookies int) *cluster {
 type faultyMeta struct {
 	chain.Metadata
 	mu     sync.Mutex
-	fail   error        // of every call
+	fail   error              // of every call
 	before func(string) error // each transaction: an error is its answer, and it is not applied
 	after  func(string) error
 	// late: an OpenLedger has an unknown outcome and is applied only when the next one comes.
