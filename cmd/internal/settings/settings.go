@@ -232,7 +232,7 @@ func Print(w io.Writer, flags *pflag.FlagSet) error {
 }
 
 // Nearest returns the name of known with the smallest edit distance to name, if it is near enough to be meant;
-// otherwise "".
+// otherwise "". Of several, it is the one of the most similar length: letters that are swapped are more common than letters too many.
 func Nearest(name string, known []string) string {
 	limit := max(2, len(name)/3)
 	if len(name) < 4 {
@@ -240,12 +240,16 @@ func Nearest(name string, known []string) string {
 	}
 	best, bestDistance := "", limit+1
 	for _, k := range slices.Sorted(slices.Values(known)) {
-		if d := editDistance(name, k); d < bestDistance {
+		d := editDistance(name, k)
+		if d < bestDistance || d == bestDistance && best != "" && longer(name, k) < longer(name, best) {
 			best, bestDistance = k, d
 		}
 	}
 	return best
 }
+
+// longer is by how many bytes one of them is longer than the other.
+func longer(a, b string) int { return max(len(a)-len(b), len(b)-len(a)) }
 
 // editDistance is the Levenshtein distance in bytes.
 func editDistance(a, b string) int {
