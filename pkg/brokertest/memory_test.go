@@ -17,7 +17,7 @@ func TestASlowConsumerHoldsLittleMemory(t *testing.T) {
 	const small, large, size = 5000, 60, 1 << 20
 	cluster := brokertest.Start(t)
 	k := cluster.Client()
-	p := producer(t, k, "orders", client.WithoutBatching(), client.WithDedup()) // each message once, also on a machine that stalls
+	p := producer(t, k, "orders", client.WithoutBatching(), client.WithProducerName("p"), client.WithDedup()) // each message once, also on a machine that stalls
 	publish(t, p, 0, small)
 	stream, answer := consuming(t, dial(t, cluster.URL()), &brokerv1.Subscribe{Topic: "orders", Subscription: "s", Start: earliest()})
 	if answer.GetSubscribed() == nil {
