@@ -23,9 +23,10 @@ func TestMemoryIsGivenBackWhenItIsQuiet(t *testing.T) {
 	}
 }
 
-// What a load leaves behind is seen, be it collected or not, and can be given back.
+// What a load leaves behind is seen, and can be given back. Nothing is collected meanwhile: what is, the runtime may give back by itself
+// while the test looks.
 func TestUnusedMemoryIsSeen(t *testing.T) { //nolint:paralleltest // it looks at the whole process
-	defer debug.SetGCPercent(debug.SetGCPercent(5000)) // else the runtime gives some back by itself while the test looks
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	debug.FreeOSMemory()
 	low := sampleMemory().unused
 	func() {
@@ -35,9 +36,7 @@ func TestUnusedMemoryIsSeen(t *testing.T) { //nolint:paralleltest // it looks at
 		}
 		runtime.KeepAlive(used)
 	}()
-	runtime.GC()
-	// Some of it the runtime may have given back by now.
-	if high := sampleMemory().unused; high < low+64<<20 {
+	if high := sampleMemory().unused; high < low+200<<20 {
 		t.Fatalf("%d MiB unused after a load, %d before", high>>20, low>>20)
 	}
 	debug.FreeOSMemory()
