@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/meta"
 	"github.com/penstock-mq/penstock/pkg/topicname"
@@ -153,7 +150,7 @@ func (a *admin) ask(ctx context.Context, name topicname.Name) (*brokerv1.Describ
 	if i < 0 {
 		return nil, err
 	}
-	conn, dialErr := grpc.NewClient("passthrough:///"+a.b.deps.Cache.Brokers()[i].Peer, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, dialErr := dialPeer(a.b.deps.Cache.Brokers()[i].Peer)
 	if dialErr != nil {
 		return nil, fmt.Errorf("dial %s: %w", moved.url, dialErr)
 	}

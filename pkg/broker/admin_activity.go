@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
@@ -154,7 +152,7 @@ func (b *Broker) othersActivity(ctx context.Context, top int) []*brokerv1.GetAct
 }
 
 func askActivity(ctx context.Context, k meta.BrokerInfo, top int) (*brokerv1.GetActivityResponse, error) {
-	conn, err := grpc.NewClient("passthrough:///"+k.Peer, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dialPeer(k.Peer)
 	if err != nil {
 		return nil, fmt.Errorf("dial %s: %w", k.Peer, err)
 	}

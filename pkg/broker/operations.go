@@ -18,6 +18,10 @@ const (
 	// operationsEvery is the time between two looks at operations that run, operationsIdle between two looks for some.
 	operationsEvery = time.Second
 	operationsIdle  = 5 * time.Second
+	// operationsRest is at least the pause after a look, in times that it took: a bookie may have so many ledgers that listing them,
+	// again and again, would keep etcd busy. operationsRestMost bounds it.
+	operationsRest     = 9
+	operationsRestMost = 30 * time.Second
 	// operationPatience bounds one look at them.
 	operationPatience = time.Minute
 	// keptOperations is how many that are over are remembered.
@@ -48,10 +52,11 @@ func (b *Broker) runOperations(ctx context.Context) {
 	o := &operator{b: b, cores: map[string]*running{}, publish: latencyWindow{of: b.metrics.publishSeconds}}
 	for {
 		changed := b.deps.Cache.Changed(meta.KindOperations)
-		pause := operationsIdle
+		pause, rest := operationsIdle, operationsEvery/4 // many changes, one look
 		if o.pending() {
-			pause = operationsEvery
+			began := time.Now()
 			o.look(ctx)
+			pause, rest = operationsEvery, max(rest, min(operationsRest*time.Since(began), operationsRestMost))
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -60,7 +65,7 @@ func (b *Broker) runOperations(ctx context.Context) {
 		case <-changed:
 		}
 		timer.Stop()
-		if !sleep(ctx, operationsEvery/4) { // many changes, one look
+		if !sleep(ctx, rest) {
 			o.release(ctx)
 			return
 		}

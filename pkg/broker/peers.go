@@ -29,14 +29,17 @@ type pinger struct {
 	log  *slog.Logger
 }
 
+// dialPeer returns a connection to another broker, by the address that its registration names. The caller closes it.
+func dialPeer(address string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+address, append(more, grpc.WithTransportCredentials(insecure.NewCredentials()))...) //nolint:wrapcheck // the caller says whom
+}
+
 func (p pinger) converse(ctx context.Context, b meta.BrokerInfo, pong func(draining bool), refusal func(error)) {
 	for ctx.Err() == nil {
-		conn, err := grpc.NewClient("passthrough:///"+b.Peer,
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: ownership.PingEvery, Multiplier: 1.2, MaxDelay: time.Second},
-				MinConnectTimeout: time.Second,
-			}))
+		conn, err := dialPeer(b.Peer, grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: ownership.PingEvery, Multiplier: 1.2, MaxDelay: time.Second},
+			MinConnectTimeout: time.Second,
+		}))
 		if err != nil {
 			p.log.Error("peer has an address that cannot be dialled", "peer", b.ID, "address", b.Peer, "error", err)
 			return
@@ -143,7 +146,7 @@ func presence(ctx context.Context, self, registered meta.BrokerInfo) ownership.P
 	if refused(ctx, registered.Peer) {
 		return ownership.PresenceGone
 	}
-	conn, err := grpc.NewClient("passthrough:///"+registered.Peer, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dialPeer(registered.Peer)
 	if err != nil {
 		return ownership.PresenceUnknown
 	}

@@ -7,9 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	brokerv1 "github.com/penstock-mq/penstock/api/penstock/broker/v1"
 	"github.com/penstock-mq/penstock/pkg/bookieclient"
 	"github.com/penstock-mq/penstock/pkg/chain"
@@ -58,7 +55,7 @@ func (o owners) Release(ctx context.Context, l meta.Ledger) error {
 	if i < 0 {
 		return err
 	}
-	conn, err := grpc.NewClient("passthrough:///"+brokers[i].Peer, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := dialPeer(brokers[i].Peer)
 	if err != nil {
 		return fmt.Errorf("dial %s: %w", moved.url, err)
 	}

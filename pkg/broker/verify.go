@@ -174,8 +174,10 @@ func (v *verification) readRun(ctx context.Context, u entry.StorageUUID, first, 
 				what, lost = "MISSING", left
 			case bookiewire.NoEntry:
 				what = "MISSING"
-			case bookiewire.Unknown, bookiewire.BadChecksum:
+			case bookiewire.BadChecksum:
 				what = "CORRUPT"
+			case bookiewire.Unknown: // lost, maybe, or unreadable, and not repaired
+				what = "UNKNOWN"
 			default: // the next is no better
 				lost = left
 			}

@@ -4181,7 +4181,7 @@ type CopyProblem struct {
 	Entry int64 `protobuf:"varint,1,opt,name=entry,proto3" json:"entry,omitempty"`
 	// Bookie id, or the storage UUID of one that is not known.
 	Bookie string `protobuf:"bytes,2,opt,name=bookie,proto3" json:"bookie,omitempty"`
-	// MISSING, CORRUPT, DIFFERENT or UNREACHABLE.
+	// MISSING, CORRUPT, UNKNOWN (the bookie cannot tell), DIFFERENT or UNREACHABLE.
 	What string `protobuf:"bytes,3,opt,name=what,proto3" json:"what,omitempty"`
 	// What the bookie said.
 	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
